@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Text to token ids and back, from the tables of an open model.
+ *
+ * Owns: vocabulary, merges, the pre-tokenizers, special tokens, end ids.
+ * Does not own: chat templates (a later issue), streaming state of a request
+ * (struct apr_detok here is a value that the caller keeps).
+ *
+ * A struct apr_tokenizer is immutable after creation and may be used by any
+ * number of threads at once (scratch is per call). Time is linear in the text
+ * (n log n at worst) and no call recurses on its input.
+ */
+#ifndef APR_TOKENIZER_H
+#define APR_TOKENIZER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct apr_model;
+struct apr_tokenizer;
+
+enum apr_piece_kind { /* as in tokenizer.ggml.token_type */
+	APR_PIECE_NORMAL = 1,
+	APR_PIECE_UNKNOWN = 2,
+	APR_PIECE_CONTROL = 3,
+	APR_PIECE_USER = 4,
+	APR_PIECE_UNUSED = 5,
+	APR_PIECE_BYTE = 6
+};
+
+/* The model's mapping must outlive the tokenizer. Fills err on failure. */
+int apr_tokenizer_new(struct apr_tokenizer **out, const struct apr_model *m, char *err, size_t errlen);
+void apr_tokenizer_free(struct apr_tokenizer *t);
+
+#define APR_TOK_PARSE_SPECIAL 1u /* special-token text becomes its id */
+#define APR_TOK_ADD_BOS 2u       /* put BOS in front where the file says so (add_bos_token) */
+
+/* text[len] (any bytes, NUL included) to ids: *ids is malloc'ed, owned by the caller.
+ * -E2BIG: more than max_ids (0 = no limit). -ENOMEM. */
+int apr_tokenize(const struct apr_tokenizer *t, const char *text, size_t len, unsigned flags, uint32_t max_ids,
+                 uint32_t **ids, uint32_t *n_ids);
+
+/* Bytes of one id as it stands in running text (never NUL-terminated; may be half a
+ * character). Control pieces give their text only with special true, else 0 bytes.
+ * Returns NULL where id >= n_vocab. The bytes live as long as the tokenizer. */
+const char *apr_piece(const struct apr_tokenizer *t, uint32_t id, bool special, size_t *len);
+
+/* All of ids to bytes: *text malloc'ed. SPM's first-space rule is not applied
+ * (generation goes on from a prompt). -EINVAL: an id outside the vocabulary. */
+int apr_detokenize(const struct apr_tokenizer *t, const uint32_t *ids, uint32_t n, bool special, char **text, size_t *len);
+
+/* Streaming: holds the bytes of an unfinished UTF-8 character. Invalid bytes come out
+ * as they are once they cannot become valid. Zero-initialise. */
+struct apr_detok {
+	uint8_t held[4];
+	uint8_t n_held;
+};
+/* Appends piece to what is held and gives back the longest prefix that ends on a
+ * character boundary: out must hold len + 4 bytes. Returns bytes written. */
+size_t apr_detok_push(struct apr_detok *d, const char *piece, size_t len, char *out);
+size_t apr_detok_flush(struct apr_detok *d, char *out); /* what is left, at most 3 bytes */
+
+uint32_t apr_tokenizer_size(const struct apr_tokenizer *t); /* n_vocab of real ids */
+enum apr_piece_kind apr_tokenizer_kind(const struct apr_tokenizer *t, uint32_t id);
+bool apr_tokenizer_is_end(const struct apr_tokenizer *t, uint32_t id); /* eos, eot, end of turn */
+const uint32_t *apr_tokenizer_end_ids(const struct apr_tokenizer *t, uint32_t *n);
+int64_t apr_tokenizer_bos(const struct apr_tokenizer *t);  /* -1 = none */
+bool apr_tokenizer_adds_bos(const struct apr_tokenizer *t);
+
+#endif
