@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+# aprd: one Makefile for the whole tree. Sources are found by folder; a file's
+# instruction-set flags follow from its name (*_avx2.c, *_avx512.c, *_vnni.c).
+#
+#   make            programs and libraries       make check   tests that need no GPU
+#   make demo       everything from nothing      make bench   figures as JSON lines
+#   make lint       what CI lints                make install DESTDIR= PREFIX=
+#   SAN=address,undefined | thread               CC=clang
+
+MAKEFLAGS += --no-builtin-rules
+.SUFFIXES:
+.DELETE_ON_ERROR:
+
+VERSION := 0.1.0
+SONAME := libaprclient.so.0
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+comma := ,
+B := build$(if $(SAN),/san-$(subst $(comma),-,$(SAN)))$(if $(findstring clang,$(CC)),/clang)
+
+PREFIX ?= /usr/local
+BINDIR ?= $(PREFIX)/bin
+SBINDIR ?= $(PREFIX)/sbin
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+MANDIR ?= $(PREFIX)/share/man
+
+OPT ?= -O2
+WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror
+# -ffp-contract=off: a fused multiply-add is written fmaf or an intrinsic, never guessed,
+# since equal bits on every instruction set is a promise.
+CFLAGS_ALL := -std=gnu11 $(OPT) -g -pthread -fPIC -fvisibility=hidden -fno-strict-aliasing -ffp-contract=off \
+	-fstack-protector-strong $(WARN) $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all) $(CFLAGS)
+CPPFLAGS_ALL := -D_GNU_SOURCE -DAPR_VERSION='"$(VERSION)"' $(if $(findstring O0,$(OPT)),,$(if $(SAN),,-D_FORTIFY_SOURCE=2)) \
+	-I. -Ishm/include -Iclient/include $(CPPFLAGS)
+LDFLAGS_ALL := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
+
+ARCH := $(shell $(CC) -dumpmachine | cut -d- -f1)
+ISA_avx2 := -mavx2 -mfma -mf16c
+ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
+ISA_vnni := $(ISA_avx512) -mavx512vnni
+ISA_neon :=
+isa = $(foreach s,avx2 avx512 vnni neon,$(if $(filter %_$(s).c,$(1)),$(ISA_$(s))))
+ifeq ($(ARCH),x86_64)
+skip_isa := %_neon.c
+else ifeq ($(ARCH),aarch64)
+skip_isa := %_avx2.c %_avx512.c %_vnni.c
+else
+skip_isa := %_avx2.c %_avx512.c %_vnni.c %_neon.c
+endif
+src = $(sort $(filter-out $(skip_isa),$(foreach d,$(1),$(wildcard $(d)/*.c))))
+obj = $(patsubst %.c,$(B)/obj/%.o,$(1))
+
+SHM := $(call src,shm)
+CLIENT := $(filter-out client/ffi.c,$(call src,client))
+FFI := $(wildcard client/ffi.c)
+APRCTL := $(call src,client/aprctl)
+FAKE := $(call src,client/fake)
+MODEL := $(call src,model)
+KERNELS := $(call src,kernels/common kernels/cpu)
+ENGINE := $(call src,engine)
+DAEMON := $(filter-out daemon/main.c,$(call src,daemon))
+SUPPORT := $(call src,tests/support)
+TESTS := $(call src,$(filter-out tests/support/,$(sort $(dir $(wildcard tests/*/test_*.c)))))
+TESTS := $(filter tests/%,$(foreach t,$(TESTS),$(if $(findstring /test_,$(t)),$(t))))
+BENCHES := $(wildcard bench/bench_*.c)
+EXAMPLES := $(wildcard examples/*.c)
+
+PKGS := jansson libbsd-overlay liburing libpcre2-8 libutf8proc libconfuse libseccomp
+PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+MODEL_LIBS := -lpcre2-8 -lutf8proc
+DAEMON_LIBS := $(MODEL_LIBS) -ljansson -luring -lbsd -lconfuse -lseccomp -ldl -lm
+CTL_LIBS := -ljansson -lbsd -lm
+
+PROGS := $(if $(wildcard daemon/main.c),$(B)/aprd) $(if $(APRCTL),$(B)/aprctl) $(if $(FAKE),$(B)/apr-fake-daemon)
+LIBS := $(B)/$(SONAME) $(B)/libaprclient.a $(if $(FFI),$(B)/libaprclient-ffi.so.0)
+TEST_PROGS := $(patsubst %.c,$(B)/%,$(TESTS))
+BENCH_PROGS := $(patsubst %.c,$(B)/%,$(BENCHES))
+EXAMPLE_PROGS := $(patsubst %.c,$(B)/%,$(EXAMPLES))
+
+.PHONY: all lib tests benches examples
+all: $(PROGS) $(LIBS) examples
+lib: $(LIBS)
+tests: $(TEST_PROGS) $(B)/tests/runner
+benches: $(BENCH_PROGS)
+examples: $(EXAMPLE_PROGS)
+
+# flags.stamp changes when the flags do, so that a new CFLAGS rebuilds everything
+FLAGS_NOW := $(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL)
+$(B)/flags.stamp: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(subst ','\'',$(FLAGS_NOW))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(FLAGS_NOW))' >$@
+FORCE:
+
+$(B)/obj/%.o: %.c $(B)/flags.stamp
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS_ALL) $(PKG_CFLAGS) $(CFLAGS_ALL) $(call isa,$<) -MMD -MP -c -o $@ $<
+
+# ---- archives: one a folder --------------------------------------------------
+define archive
+$(B)/lib$(1).a: $(2)
+	@rm -f $$@
+	ar rcs $$@ $$(filter %.o,$$^)
+endef
+$(eval $(call archive,aprclient,$(call obj,$(SHM) $(CLIENT))))
+$(eval $(call archive,fake,$(call obj,$(filter-out client/fake/main.c,$(FAKE)))))
+$(eval $(call archive,ctl,$(call obj,$(filter-out client/aprctl/main.c,$(APRCTL)))))
+$(eval $(call archive,model,$(call obj,$(MODEL))))
+$(eval $(call archive,kernels,$(call obj,$(KERNELS))))
+$(eval $(call archive,engine,$(call obj,$(ENGINE))))
+$(eval $(call archive,daemon,$(call obj,$(DAEMON))))
+$(eval $(call archive,testsupport,$(call obj,$(SUPPORT))))
+
+$(B)/$(SONAME): $(call obj,$(SHM) $(CLIENT)) client/libaprclient.map
+	$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=client/libaprclient.map -Wl,-z,defs -o $@ $(filter %.o,$^) $(LDFLAGS_ALL)
+	@ln -sf $(SONAME) $(B)/libaprclient.so
+$(B)/libaprclient-ffi.so.0: $(call obj,$(FFI)) $(B)/$(SONAME)
+	$(CC) -shared -Wl,-soname,libaprclient-ffi.so.0 -Wl,-z,defs -o $@ $(filter %.o,$^) $(B)/$(SONAME) $(LDFLAGS_ALL)
+	@ln -sf libaprclient-ffi.so.0 $(B)/libaprclient-ffi.so
+
+DAEMON_ARCHIVES := $(foreach a,daemon engine kernels model aprclient,$(B)/lib$(a).a)
+$(B)/aprd: $(call obj,daemon/main.c) $(DAEMON_ARCHIVES)
+	$(CC) -o $@ $< -Wl,--start-group $(DAEMON_ARCHIVES) -Wl,--end-group $(LDFLAGS_ALL) $(DAEMON_LIBS)
+$(B)/aprctl: $(call obj,client/aprctl/main.c) $(B)/libctl.a $(B)/libaprclient.a
+	$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CTL_LIBS)
+$(B)/apr-fake-daemon: $(call obj,client/fake/main.c) $(B)/libfake.a $(B)/libaprclient.a
+	$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CTL_LIBS)
+
+# ---- tests, benches, examples ------------------------------------------------
+TEST_ARCHIVES := $(B)/libtestsupport.a $(B)/libctl.a $(B)/libfake.a $(DAEMON_ARCHIVES)
+$(TEST_PROGS): $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_ARCHIVES)
+	@mkdir -p $(@D)
+	$(CC) -o $@ $< -Wl,--start-group $(TEST_ARCHIVES) -Wl,--end-group $(LDFLAGS_ALL) $(DAEMON_LIBS) -lcunit
+$(B)/tests/runner: $(B)/obj/tests/runner.o
+	@mkdir -p $(@D)
+	$(CC) -o $@ $< $(LDFLAGS_ALL)
+$(BENCH_PROGS): $(B)/bench/%: $(B)/obj/bench/%.o $(B)/libtestsupport.a $(DAEMON_ARCHIVES)
+	@mkdir -p $(@D)
+	$(CC) -o $@ $< -Wl,--start-group $(B)/libtestsupport.a $(DAEMON_ARCHIVES) -Wl,--end-group $(LDFLAGS_ALL) $(DAEMON_LIBS) -lcunit
+$(EXAMPLE_PROGS): $(B)/examples/%: $(B)/obj/examples/%.o $(B)/libaprclient.a
+	@mkdir -p $(@D)
+	$(CC) -o $@ $^ $(LDFLAGS_ALL)
+
+include scripts/targets.mk
+
+.PHONY: clean
+clean:
+	rm -rf build
+
+.SECONDARY:
+-include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
