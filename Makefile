@@ -68,8 +68,11 @@ TESTS := $(filter tests/%,$(foreach t,$(TESTS),$(if $(findstring /test_,$(t)),$(
 BENCHES := $(wildcard bench/bench_*.c)
 EXAMPLES := $(wildcard examples/*.c)
 
-PKGS := jansson libbsd-overlay liburing libpcre2-8 libutf8proc libconfuse libseccomp
+PKGS := jansson liburing libpcre2-8 libutf8proc libconfuse libseccomp
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+# libbsd's overlay (strlcpy and friends from the usual headers): daemon and aprctl alone,
+# since libaprclient stands on libc
+BSD_CFLAGS := $(shell pkg-config --cflags libbsd-overlay 2>/dev/null)
 MODEL_LIBS := -lpcre2-8 -lutf8proc
 DAEMON_LIBS := $(MODEL_LIBS) -ljansson -luring -lbsd -lconfuse -lseccomp -ldl -lm
 CTL_LIBS := -ljansson -lbsd -lm
@@ -96,7 +99,7 @@ FORCE:
 
 $(B)/obj/%.o: %.c $(B)/flags.stamp
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS_ALL) $(PKG_CFLAGS) $(CFLAGS_ALL) $(call isa,$<) -MMD -MP -c -o $@ $<
+	$(CC) $(CPPFLAGS_ALL) $(PKG_CFLAGS) $(if $(filter daemon/% client/aprctl/%,$<),$(BSD_CFLAGS)) $(CFLAGS_ALL) $(call isa,$<) -MMD -MP -c -o $@ $<
 
 # ---- archives: one a folder --------------------------------------------------
 define archive
