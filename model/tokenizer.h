@@ -36,9 +36,10 @@ void apr_tokenizer_free(struct apr_tokenizer *t);
 #define APR_TOK_PARSE_SPECIAL 1u /* special-token text becomes its id */
 #define APR_TOK_ADD_BOS 2u       /* put BOS in front where the file says so (add_bos_token) */
 
-/* text[len] (any bytes, NUL included) to ids: *ids is malloc'ed, owned by the caller.
+/* (Named apart from libaprclient's apr_tokenize, which asks a daemon for the same.)
+ * text[len] (any bytes, NUL included) to ids: *ids is malloc'ed, owned by the caller.
  * -E2BIG: more than max_ids (0 = no limit). -ENOMEM. */
-int apr_tokenize(const struct apr_tokenizer *t, const char *text, size_t len, unsigned flags, uint32_t max_ids,
+int apr_tok_encode(const struct apr_tokenizer *t, const char *text, size_t len, unsigned flags, uint32_t max_ids,
                  uint32_t **ids, uint32_t *n_ids);
 
 /* Bytes of one id as it stands in running text (never NUL-terminated; may be half a
@@ -48,7 +49,7 @@ const char *apr_piece(const struct apr_tokenizer *t, uint32_t id, bool special, 
 
 /* All of ids to bytes: *text malloc'ed. SPM's first-space rule is not applied
  * (generation goes on from a prompt). -EINVAL: an id outside the vocabulary. */
-int apr_detokenize(const struct apr_tokenizer *t, const uint32_t *ids, uint32_t n, bool special, char **text, size_t *len);
+int apr_tok_decode(const struct apr_tokenizer *t, const uint32_t *ids, uint32_t n, bool special, char **text, size_t *len);
 
 /* Streaming: holds the bytes of an unfinished UTF-8 character. Invalid bytes come out
  * as they are once they cannot become valid. Zero-initialise. */
