@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A real aprd for a test or bench: started on a socket of its own, waited for, ended.
+ *
+ * Owns: the child process and the socket's path. Does not own what is asked of it.
+ */
+#ifndef APR_TEST_APRD_H
+#define APR_TEST_APRD_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+struct test_aprd {
+	pid_t pid;
+	char sock[128];
+	char log[160]; /* its stderr goes here */
+};
+
+/* Runs `program -s SOCKET args...` (args ends with NULL) in folder dir and waits until READY=1 came on a
+ * NOTIFY_SOCKET made for it. 0, -ETIMEDOUT, or -ECHILD when it ended first (its log goes to stderr). */
+int test_aprd_start(struct test_aprd *d, const char *program, const char *dir, const char *const *args);
+/* SIGTERM and wait; its exit status, or -1 when it had to be killed or died by a signal. */
+int test_aprd_stop(struct test_aprd *d);
+
+struct test_usage { /* of the daemon and all its children, summed */
+	unsigned fds, processes;
+	uint64_t pss_anon; /* bytes of private and shared memory without file pages */
+};
+int test_aprd_usage(const struct test_aprd *d, struct test_usage *u);
+
+#endif
