@@ -15,7 +15,7 @@
 /* What was wrong. `at` goes into the FINAL's pos. */
 struct apr_fault {
 	int err;         /* -EINVAL, -EOPNOTSUPP, -E2BIG, -EBADMSG ... */
-	uint32_t at;     /* byte offset of the culprit, in the SQE or in the parameter list */
+	uint32_t at;     /* byte offset of the culprit: below 64 in the SQE, else 64 + offset in the parameter list */
 	const char *why; /* constant, one line */
 };
 
@@ -48,7 +48,7 @@ struct apr_param_view {
 	const uint32_t *resume;
 	uint32_t n_resume;
 	const uint8_t *trace_id; /* 16 bytes */
-	uint32_t at[12]; /* byte offset of each type's data in the list, for faults found later */
+	uint32_t at[12]; /* where each type's data lies, as apr_fault.at, for faults found later; 0 = absent */
 };
 
 /* list: 8-aligned private copy of len bytes. op: which parameters make sense for (GENERATE, CHAT:
