@@ -56,9 +56,13 @@ struct apr_act {
 	enum apr_cpu_math math;
 	uint32_t rows, n_in;
 	void *mem; /* apr_act_bytes() bytes, 64-aligned, the caller's */
+	const float *x; /* the floats themselves: what the F32 chain reads */
+	size_t ldx;
 };
+/* Serves that many rows and any fewer. 0: overflow. */
 size_t apr_act_bytes(enum apr_cpu_math math, uint32_t rows, uint32_t n_in);
-/* x: rows of n_in floats, ldx floats apart. Fills a (mem given by the caller). */
+/* x: rows of n_in floats, ldx floats apart. Fills a (mem given by the caller). x stays as it is
+ * until the last apr_linear_run that reads a: nothing is copied for the F32 chain. */
 void apr_act_prepare(struct apr_pool *pool, struct apr_act *a, enum apr_cpu_math math, const float *x, size_t ldx,
                      uint32_t rows, uint32_t n_in, void *mem);
 

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Dividing products over threads: which panels and rows a task computes.
+ *
+ * Owns: activation memory, the cut into tasks, bias and storing. Does not own the
+ * arithmetic: struct apr_kern of the current instruction set does. Cuts are along
+ * rows and panels only, and the accumulators pass from slab to slab unrounded, so
+ * that no cut changes a bit.
+ */
+#include "kernels/cpu/linear.h"
+
+#include <string.h>
+
+#include "kernels/cpu/kern.h"
+#include "kernels/cpu/pool.h"
+
+#define ROW_CHUNK_BYTES (320u << 10) /* activations that stay in L2 beside a tile */
+#define ROW_CHUNK_MAX 256u
+#define PANELS_F32 4u /* panels of one row done together, where a chain alone would wait on its latency */
+
+static size_t take(size_t *used, size_t count, size_t size)
+{
+	size_t at = *used, bytes;
+
+	if (at == SIZE_MAX || __builtin_mul_overflow(count, size, &bytes) ||
+	    __builtin_add_overflow(bytes, at + 63, &bytes)) {
+		*used = SIZE_MAX;
+		return 0;
+	}
+	*used = bytes / 64 * 64;
+	return at;
+}
+
+struct apr_act_view apr_act_view(void *mem, uint32_t rows, uint32_t n_in)
+{
+	struct apr_act_view v = {.rows = rows, .n_in = n_in, .blocks = n_in / 32};
+	size_t used = 0, padded, small = rows <= APR_SMALL_ROWS ? rows : 0;
+	size_t q, s, xs, xh[2], hi, lo, sum[2];
+	char *base = mem;
+
+	if (n_in % 32)
+		v.blocks = 0; /* float weights alone can have such a width */
+	v.width = rows < APR_GROUP ? rows : APR_GROUP;
+	padded = v.width ? ((size_t)rows + v.width - 1) / v.width * v.width : 0;
+	q = take(&used, padded * v.blocks, 64);
+	s = take(&used, padded * v.blocks, 4);
+	xs = take(&used, padded * v.blocks, 4);
+	xh[0] = take(&used, padded * v.blocks, 4);
+	xh[1] = take(&used, padded * v.blocks, 4);
+	hi = take(&used, small * v.blocks, 32);
+	lo = take(&used, small * v.blocks, 32);
+	sum[0] = take(&used, small * v.blocks, 4);
+	sum[1] = take(&used, small * v.blocks, 4);
+	v.bytes = used == SIZE_MAX ? 0 : used;
+	if (!base || !v.bytes)
+		return v;
+	v.q = (int16_t *)(base + q);
+	v.s = (float *)(base + s);
+	v.xs = (float *)(base + xs);
+	v.xh[0] = (float *)(base + xh[0]);
+	v.xh[1] = (float *)(base + xh[1]);
+	v.hi = (int8_t *)(base + hi);
+	v.lo = (int8_t *)(base + lo);
+	v.sum[0] = (int32_t *)(base + sum[0]);
+	v.sum[1] = (int32_t *)(base + sum[1]);
+	return v;
+}
+
+size_t apr_act_bytes(enum apr_cpu_math math, uint32_t rows, uint32_t n_in)
+{
+	size_t most = 64;
+
+	if (math == APR_CPU_F32)
+		return most;
+	/* fewer rows have byte planes besides: the answer must serve any smaller count too */
+	for (uint32_t r = rows; r; r = r > APR_GROUP ? APR_GROUP : r - 1) {
+		size_t bytes = apr_act_view(NULL, r, n_in).bytes;
+
+		if (!bytes && n_in >= 32 && n_in % 32 == 0)
+			return 0;
+		if (bytes > most)
+			most = bytes;
+	}
+	return most;
+}
+
+struct prepare {
+	const struct apr_kern *kern;
+	struct apr_act_view v;
+	const float *x;
+	size_t ldx;
+};
+
+static void prepare_group(void *arg, uint32_t g, unsigned worker)
+{
+	const struct prepare *p = arg;
+	uint32_t first = g * p->v.width, n = p->v.rows - first < p->v.width ? p->v.rows - first : p->v.width;
+
+	(void)worker;
+	p->kern->quantise(&p->v, p->x, p->ldx, first, n);
+}
+
+void apr_act_prepare(struct apr_pool *pool, struct apr_act *a, enum apr_cpu_math math, const float *x, size_t ldx,
+		     uint32_t rows, uint32_t n_in, void *mem)
+{
+	struct prepare p = {.kern = apr_kern_current(), .x = x, .ldx = ldx};
+
+	*a = (struct apr_act){.math = math, .rows = rows, .n_in = n_in, .mem = mem, .x = x, .ldx = ldx};
+	if (math == APR_CPU_F32 || !rows)
+		return;
+	p.v = apr_act_view(mem, rows, n_in);
+	if (p.v.blocks)
+		apr_pool_run(pool, (rows - 1) / p.v.width + 1, prepare_group, &p);
+}
+
+struct job {
+	const struct apr_kern *kern;
+	const struct apr_act *a;
+	struct apr_act_view v;
+	uint32_t n;
+	const struct apr_linear *const *w;
+	const float *const *bias;
+	float *const *y;
+	const size_t *ldy;
+	uint32_t panels;     /* of all weights */
+	uint32_t row_chunk;  /* rows a task */
+	uint32_t panel_step; /* panels a task */
+	uint32_t steps;      /* tasks a row chunk */
+};
+
+/* where panel p of the job lies */
+struct spot {
+	uint32_t i;     /* weight */
+	uint32_t panel; /* in that weight */
+};
+
+static uint32_t panels_of(const struct apr_linear *w)
+{
+	return (w->n_out - 1) / APR_PANEL_ROWS + 1;
+}
+
+static struct spot spot_of(const struct job *j, uint32_t panel)
+{
+	struct spot s = {0, panel};
+
+	while (s.panel >= panels_of(j->w[s.i]))
+		s.panel -= panels_of(j->w[s.i++]);
+	return s;
+}
+
+static const uint8_t *panel_at(const struct apr_linear *w, uint32_t panel)
+{
+	return (const uint8_t *)w->panels +
+	       (size_t)panel * (w->n_in / apr_type_info(w->type).block) * apr_panel_unit_bytes(w->type);
+}
+
+static void store(const struct job *j, struct spot s, uint32_t row, uint32_t n, float (*acc)[16])
+{
+	uint32_t o = s.panel * APR_PANEL_ROWS, n_out = j->w[s.i]->n_out;
+	uint32_t cols = n_out - o < APR_PANEL_ROWS ? n_out - o : APR_PANEL_ROWS;
+	const float *bias = j->bias ? j->bias[s.i] : NULL;
+	float *y = j->y[s.i] + row * j->ldy[s.i] + o;
+
+	for (uint32_t r = 0; r < n; r++, y += j->ldy[s.i]) {
+		if (bias) {
+			for (uint32_t c = 0; c < cols; c++)
+				acc[r][c] += bias[o + c];
+		}
+		if (cols == APR_PANEL_ROWS)
+			memcpy(y, acc[r], sizeof acc[r]);
+		else
+			memcpy(y, acc[r], cols * sizeof *y);
+	}
+}
+
+static void panel_int16(const struct job *j, struct spot s, uint32_t row, uint32_t n)
+{
+	const struct apr_linear *w = j->w[s.i];
+	const uint8_t *panel = panel_at(w, s.panel);
+	enum apr_chain chain = apr_chain_of(w->type);
+	_Alignas(64) float acc[ROW_CHUNK_MAX][16];
+	struct apr_tile tile;
+
+	if (j->v.rows <= APR_SMALL_ROWS) {
+		j->kern->gemv(w->type, panel, &j->v, acc);
+		store(j, s, 0, n, acc);
+		return;
+	}
+	memset(acc, 0, n * sizeof acc[0]);
+	for (uint32_t b = 0; b < j->v.blocks; b += APR_SLAB) {
+		uint32_t nb = j->v.blocks - b < APR_SLAB ? j->v.blocks - b : APR_SLAB;
+
+		j->kern->unpack(w->type, panel, b, nb, &tile);
+		for (uint32_t r = 0; r < n; r += j->v.width) {
+			uint32_t nr = n - r < j->v.width ? n - r : j->v.width;
+
+			j->kern->gemm(chain, &tile, nb, &j->v, (row + r) / j->v.width, b, nr, acc + r);
+		}
+	}
+	store(j, s, row, n, acc);
+}
+
+static void panel_f32(const struct job *j, struct spot s, uint32_t row, uint32_t n)
+{
+	const struct apr_linear *w = j->w[s.i];
+	const uint8_t *panel = panel_at(w, s.panel);
+	_Alignas(64) float acc[ROW_CHUNK_MAX][16], tile[APR_SLAB_F32][16];
+
+	memset(acc, 0, n * sizeof acc[0]);
+	for (uint32_t k = 0; k < w->n_in; k += APR_SLAB_F32) {
+		uint32_t nk = w->n_in - k < APR_SLAB_F32 ? w->n_in - k : APR_SLAB_F32;
+
+		j->kern->unpack_f32(w->type, panel, k, nk, tile);
+		for (uint32_t r = 0; r < n; r += APR_GROUP) {
+			uint32_t nr = n - r < APR_GROUP ? n - r : APR_GROUP;
+			const float *x[APR_GROUP];
+
+			for (uint32_t i = 0; i < nr; i++)
+				x[i] = j->a->x + (row + r + i) * j->a->ldx + k;
+			j->kern->fma_f32((const float(*)[16])tile, nk, x, nr, acc + r);
+		}
+	}
+	store(j, s, row, n, acc);
+}
+
+/* one row, PANELS_F32 panels of one weight */
+static void panels_f32_row(const struct job *j, struct spot s, uint32_t row)
+{
+	const struct apr_linear *w = j->w[s.i];
+	_Alignas(64) float acc[PANELS_F32][16], tile[PANELS_F32][APR_SLAB_F32 / 2][16];
+	const float(*tiles[PANELS_F32])[16];
+
+	memset(acc, 0, sizeof acc);
+	for (uint32_t k = 0; k < w->n_in; k += APR_SLAB_F32 / 2) {
+		uint32_t nk = w->n_in - k < APR_SLAB_F32 / 2 ? w->n_in - k : APR_SLAB_F32 / 2;
+
+		for (uint32_t p = 0; p < PANELS_F32; p++) {
+			j->kern->unpack_f32(w->type, panel_at(w, s.panel + p), k, nk, tile[p]);
+			tiles[p] = (const float(*)[16])tile[p];
+		}
+		j->kern->fma4_f32(tiles, nk, j->a->x + row * j->a->ldx + k, acc);
+	}
+	for (uint32_t p = 0; p < PANELS_F32; p++)
+		store(j, (struct spot){s.i, s.panel + p}, row, 1, acc + p);
+}
+
+static void task(void *arg, uint32_t i, unsigned worker)
+{
+	const struct job *j = arg;
+	uint32_t row = i / j->steps * j->row_chunk, first = i % j->steps * j->panel_step;
+	uint32_t n = j->a->rows - row < j->row_chunk ? j->a->rows - row : j->row_chunk;
+	uint32_t end = j->panels - first < j->panel_step ? j->panels : first + j->panel_step;
+
+	(void)worker;
+	for (uint32_t p = first; p < end;) {
+		struct spot s = spot_of(j, p);
+		const struct apr_linear *w = j->w[s.i];
+
+		if (j->a->math == APR_CPU_INT16 && apr_type_info(w->type).block > 1) {
+			panel_int16(j, s, row, n);
+			p++;
+		} else if (n == 1 && end - p >= PANELS_F32 && panels_of(w) - s.panel >= PANELS_F32) {
+			panels_f32_row(j, s, row);
+			p += PANELS_F32;
+		} else {
+			panel_f32(j, s, row, n);
+			p++;
+		}
+	}
+}
+
+static uint32_t row_chunk(const struct apr_act *a)
+{
+	size_t row_bytes = (size_t)a->n_in * (a->math == APR_CPU_INT16 ? 2 : 4);
+	size_t rows = ROW_CHUNK_BYTES / row_bytes / APR_GROUP * APR_GROUP;
+
+	if (rows < 2 * APR_GROUP) /* with fewer, unpacking would cost more than it saves */
+		rows = 2 * (size_t)APR_GROUP;
+	return rows > ROW_CHUNK_MAX ? ROW_CHUNK_MAX : (uint32_t)rows;
+}
+
+void apr_linear_run(struct apr_pool *pool, const struct apr_act *a, uint32_t n, const struct apr_linear *const w[],
+		    const float *const bias[], float *const y[], const size_t ldy[])
+{
+	struct job j = {.kern = apr_kern_current(), .a = a, .n = n, .w = w, .bias = bias, .y = y, .ldy = ldy};
+	unsigned threads = apr_pool_threads(pool);
+	uint32_t chunks;
+
+	if (!a->rows)
+		return;
+	if (a->math == APR_CPU_INT16)
+		j.v = apr_act_view(a->mem, a->rows, a->n_in);
+	for (uint32_t i = 0; i < n; i++)
+		j.panels += panels_of(w[i]);
+	j.row_chunk = row_chunk(a);
+	chunks = (a->rows - 1) / j.row_chunk + 1;
+	j.panel_step = 1;
+	if (a->rows <= APR_SMALL_ROWS) { /* long runs, that memory is read as a stream; yet enough to even out threads */
+		j.panel_step = j.panels / (threads * 8);
+		if (j.panel_step < PANELS_F32)
+			j.panel_step = PANELS_F32;
+	}
+	j.steps = (j.panels - 1) / j.panel_step + 1;
+	apr_pool_run(pool, j.steps * chunks, task, &j);
+}
