@@ -36,7 +36,7 @@
 #define APR_MODEL_MAX_END_IDS 16
 
 enum apr_arch { APR_ARCH_LLAMA, APR_ARCH_QWEN2, APR_ARCH_QWEN3, APR_ARCH_GEMMA3 };
-enum apr_act { APR_ACT_SILU, APR_ACT_GELU_TANH, APR_ACT_GELU, APR_ACT_RELU2 };
+enum apr_ffn_act { APR_ACT_SILU, APR_ACT_GELU_TANH, APR_ACT_GELU, APR_ACT_RELU2 };
 enum apr_rope_kind { APR_ROPE_NONE, APR_ROPE_PAIRS, APR_ROPE_HALVES };
 enum apr_rope_scaling { APR_ROPE_SCALING_NONE, APR_ROPE_SCALING_LINEAR, APR_ROPE_SCALING_YARN };
 
@@ -104,7 +104,7 @@ struct apr_model {
 	float embd_scale;    /* gemma3: sqrt(n_embd); else 1 */
 	float attn_scale;    /* 1/sqrt(head_dim) unless the file says otherwise */
 	float attn_softcap, logit_softcap; /* 0 = none */
-	enum apr_act act;
+	enum apr_ffn_act act;
 	struct apr_rope rope;
 	struct apr_weight tok_embd, output_norm, output; /* output == tok_embd where tied */
 	bool tied;
