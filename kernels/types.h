@@ -35,6 +35,7 @@ struct apr_type_info {
 	uint16_t block_bytes;
 };
 
+#ifndef __cplusplus /* designated array elements are C's alone; kernels/cuda/blocks.cuh has the sizes for C++ */
 static inline struct apr_type_info apr_type_info(uint32_t type)
 {
 	static const struct apr_type_info table[APR_TYPE_LIMIT] = {
@@ -50,5 +51,6 @@ static inline struct apr_type_info apr_type_info(uint32_t type)
 
 	return type < APR_TYPE_LIMIT && table[type].block ? table[type] : none;
 }
+#endif
 
 #endif
