@@ -41,6 +41,10 @@ struct apr_rows {
 	const uint32_t *out;   /* [n_out] row indices, ascending */
 };
 
+/* Numbers as enum apr_ffn_act and enum apr_rope_kind of model/model.h, which kernels/ does not see. */
+enum apr_op_act { APR_OP_SILU, APR_OP_GELU_TANH, APR_OP_GELU, APR_OP_RELU2 };
+enum apr_op_rope { APR_OP_ROPE_NONE, APR_OP_ROPE_PAIRS, APR_OP_ROPE_HALVES };
+
 enum apr_kv_type { APR_KV_F16, APR_KV_F32, APR_KV_BF16 };
 
 /* One group of layers with equal KV shape, its pages and its page table. */
@@ -110,7 +114,7 @@ struct apr_op_ffn_in {
 	struct apr_norm post, norm;
 	uint32_t n_embd, n_ff;
 	const struct apr_mat *gate, *up; /* gate or NULL: a = act(h·Wup) */
-	uint32_t act;                    /* enum apr_act */
+	uint32_t act;                    /* enum apr_ffn_act */
 	float *a;
 };
 /* logits[i] = norm(x + post(y))[rows.out[i]] · W, i in first … first + APR_HEAD_ROWS - 1 */
