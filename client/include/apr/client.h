@@ -25,8 +25,9 @@
  * handled inside and timeouts run on in all. No call is async-signal-safe but
  * those marked so.
  *
- * Cancellation (pthread_cancel): no call is a cancellation point but as marked
- * [cancel]; a cancelled wait leaves the handle as if it had timed out.
+ * Cancellation (pthread_cancel): no call is a cancellation point but those marked
+ * [cancel], which act on a request within 100 ms and leave the handle as if the
+ * wait had timed out.
  */
 #ifndef APR_CLIENT_H
 #define APR_CLIENT_H
@@ -101,8 +102,9 @@ APR_API int apr_fd(const struct apr *c);
  * unfinished end with a FINAL of res -ECONNRESET, made by the library; those submitted with
  * APR_SQE_REPLAYABLE are submitted again and go on where they stopped (-ESTALE if the model's
  * receipt changed). Handles of KEEP are gone. A late entry of the old session is never delivered.
- * Tries for reconnect_ms. 0, or as apr_connect; the handle then stays dead.
- * With APR_CONNECT_RECONNECT apr_get_sqe, apr_submit and the waits call it themselves. [cancel] */
+ * Tries for reconnect_ms. 0 (also where the session lives), or as apr_connect; the handle then stays
+ * dead. apr_fd may be another number afterwards.
+ * With APR_CONNECT_RECONNECT apr_get_sqe, apr_submit and the waits call it themselves. */
 APR_API int apr_reconnect(struct apr *c, char *err, size_t errlen);
 
 APR_API int apr_lock(struct apr *c);   /* only with APR_CONNECT_LOCKED, else -EINVAL; recursive */
@@ -110,7 +112,7 @@ APR_API int apr_unlock(struct apr *c);
 
 /* ---- submitting ---------------------------------------------------------- */
 
-/* The next free entry, zeroed but for a seed of the library's own drawing; NULL: queue full, session dead, or
+/* The next free entry, zeroed; NULL: queue full, session dead, or
  * forked (apr_submit tells which). The pointer is good until the next apr_submit or apr_cancel. */
 APR_API struct apr_sqe *apr_get_sqe(struct apr *c);
 
@@ -120,7 +122,7 @@ APR_API void *apr_sqe_input(struct apr *c, struct apr_sqe *sqe, size_t len, int 
 /* The same for a parameter list. */
 APR_API void *apr_sqe_param_space(struct apr *c, struct apr_sqe *sqe, size_t len, int *e);
 
-/* Prepare an entry; the input is copied into the arena. On failure (-E2BIG, -ENOBUFS) the entry is
+/* Prepare an entry; the input is copied into the arena. generate draws a seed (apr_sqe_seed after it sets another). On failure (-E2BIG, -ENOBUFS) the entry is
  * a NOP with user_data 0 that the caller may prepare anew. They set no user_data. */
 APR_API int apr_prep_generate(struct apr *c, struct apr_sqe *sqe, const void *text, size_t len, uint32_t max_tokens);
 APR_API int apr_prep_generate_ids(struct apr *c, struct apr_sqe *sqe, const uint32_t *ids, size_t n,
@@ -172,8 +174,7 @@ APR_INLINE void apr_sqe_seed(struct apr_sqe *sqe, uint64_t seed)
 
 /* Publishes what was prepared, as far as credits go: max_inflight unfinished requests, one CANCEL at a
  * time. The number submitted (0 if nothing was prepared); what is left stays prepared.
- * -EBUSY nothing could be: take completions first. -EPIPE the session is dead. [cancel]
- * with APR_CONNECT_RECONNECT. */
+ * -EBUSY nothing could be: take completions first. -EPIPE the session is dead. -ENOMEM (REPLAYABLE). */
 APR_API int apr_submit(struct apr *c);
 /* Requests submitted whose last entry was not yet marked seen. */
 APR_API uint32_t apr_unfinished(const struct apr *c);
@@ -257,7 +258,7 @@ APR_INLINE const struct apr_top *apr_score_top(const struct apr_score *s)
 	return (const struct apr_top *)(const void *)(s + 1);
 }
 
-/* ---- asking the daemon (over the socket; blocks up to 5 s) [cancel] ------------ */
+/* ---- asking the daemon (over the socket; blocks up to 5 s) ------------ */
 
 /* *rows is malloc'd (free it), *n of them. */
 APR_API int apr_get_models(struct apr *c, struct apr_model_row **rows, size_t *n);
@@ -277,14 +278,14 @@ APR_API int apr_admin_open(struct apr_admin **a, const char *path, char *err, si
 /* admin.sock for aprd.sock, NAME.admin for another NAME. Length or -ENAMETOOLONG. */
 APR_API int apr_admin_path(const char *socket_path, char *buf, size_t n);
 /* type: APR_FRAME_STATUS, LOAD .. LOG; json: the body or NULL. *reply (may be NULL) malloc'd text, "" if none.
- * The daemon's refusal is its -errno with its words in err. timeout_ms < 0 for ever. [cancel] */
+ * The daemon's refusal is its -errno with its words in err. timeout_ms < 0 for ever. */
 APR_API int apr_admin_call(struct apr_admin *a, unsigned type, const char *json, char **reply, int timeout_ms,
 			   char *err, size_t errlen);
 APR_API void apr_admin_close(struct apr_admin *a);
 
 /* ---- one-call conveniences ------------------------------------------------------
  * Each needs a handle with nothing in flight (-EBUSY), and blocks. The return is -errno of the
- * call or of the request; err gets the daemon's words. [cancel] */
+ * call or of the request; err gets the daemon's words. No cancellation points: fn can end a request. */
 
 struct apr_token {
 	uint32_t id;     /* APR_NO_ID: text with no token of its own */
