@@ -13,7 +13,7 @@ struct arch_def {
 	const char *name;
 	enum apr_arch arch;
 	enum apr_rope_kind rope;
-	enum apr_act act;
+	enum apr_ffn_act act;
 	bool qkv_bias;       /* must have attn_{q,k,v}.bias */
 	bool optional_bias;  /* may have attn_{q,k,v,output}.bias, each on its own */
 	bool qk_norm, post_norms;

@@ -29,16 +29,26 @@ enum apr_piece_kind { /* as in tokenizer.ggml.token_type */
 	APR_PIECE_BYTE = 6
 };
 
-/* The model's mapping must outlive the tokenizer. Fills err on failure. */
+/* Copies what it needs: the model may be closed before the tokenizer is freed. Fills err on
+ * failure: -EINVAL damaged or missing tables, -ENOTSUP an unknown tokenizer or pre-tokenizer
+ * (named), -ENOMEM. */
 int apr_tokenizer_new(struct apr_tokenizer **out, const struct apr_model *m, char *err, size_t errlen);
 void apr_tokenizer_free(struct apr_tokenizer *t);
 
+/* Without PARSE_SPECIAL no text whatever gives a CONTROL id. USER pieces (runs of spaces, HTML
+ * tags) are matched in any text. Turn delimiters are CONTROL even if the file stores them as
+ * NORMAL or USER pieces (model/tok_special.c has the rule).
+ * BOS goes in front where add_bos_token says so; where that is left out, SPM and llama-bpe files
+ * do it and the others do not; never where the file names no BOS. */
 #define APR_TOK_PARSE_SPECIAL 1u /* special-token text becomes its id */
-#define APR_TOK_ADD_BOS 2u       /* put BOS in front where the file says so (add_bos_token) */
+#define APR_TOK_ADD_BOS 2u       /* put BOS in front where the file says so */
 
 /* (Named apart from libaprclient's apr_tokenize, which asks a daemon for the same.)
  * text[len] (any bytes, NUL included) to ids: *ids is malloc'ed, owned by the caller.
- * -E2BIG: more than max_ids (0 = no limit). -ENOMEM. */
+ * -E2BIG: more than max_ids (0 = no limit), or 2^31 bytes of text. -ENOMEM.
+ * -EILSEQ: a byte that the vocabulary has no piece for (apr_tokenizer_bytes tells which ones
+ * it can write: SmolLM2's lacks 21, mostly such as no UTF-8 text has; SPM has all). Such text
+ * is refused, since the ids could only stand for another text. */
 int apr_tok_encode(const struct apr_tokenizer *t, const char *text, size_t len, unsigned flags, uint32_t max_ids,
                  uint32_t **ids, uint32_t *n_ids);
 
@@ -61,6 +71,9 @@ struct apr_detok {
  * character boundary: out must hold len + 4 bytes. Returns bytes written. */
 size_t apr_detok_push(struct apr_detok *d, const char *piece, size_t len, char *out);
 size_t apr_detok_flush(struct apr_detok *d, char *out); /* what is left, at most 3 bytes */
+
+/* can[b] for every byte: whether text that holds it can become ids. */
+void apr_tokenizer_bytes(const struct apr_tokenizer *t, bool can[256]);
 
 uint32_t apr_tokenizer_size(const struct apr_tokenizer *t); /* n_vocab of real ids */
 enum apr_piece_kind apr_tokenizer_kind(const struct apr_tokenizer *t, uint32_t id);
