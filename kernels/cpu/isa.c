@@ -14,7 +14,7 @@ static bool can_run(enum apr_cpu_isa isa)
 {
 	switch (isa) {
 	case APR_ISA_SCALAR: return true;
-#if defined(APR_X86_READY)
+#if defined(__x86_64__)
 	/* __builtin_cpu_supports also asks the OS (XGETBV) whether it saves the registers */
 	case APR_ISA_AVX2:
 		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -22,7 +22,7 @@ static bool can_run(enum apr_cpu_isa isa)
 		return can_run(APR_ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
 		       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 	case APR_ISA_VNNI: return can_run(APR_ISA_AVX512) && __builtin_cpu_supports("avx512vnni");
-#elif defined(APR_NEON_READY)
+#elif defined(__aarch64__)
 	case APR_ISA_NEON: return true;
 #endif
 	default: return false;
@@ -72,11 +72,11 @@ const char *apr_cpu_isa_name(enum apr_cpu_isa isa)
 const struct apr_kern *apr_kern_current(void)
 {
 	switch (apr_cpu_isa_current()) {
-#if defined(APR_X86_READY)
-	case APR_ISA_AVX2: return &apr_kern_avx2;
+#if defined(__x86_64__)
+	case APR_ISA_AVX2: return &apr_kern_scalar;
 	case APR_ISA_AVX512: return &apr_kern_avx512;
 	case APR_ISA_VNNI: return &apr_kern_vnni;
-#elif defined(APR_NEON_READY)
+#elif defined(__aarch64__)
 	case APR_ISA_NEON: return &apr_kern_neon;
 #endif
 	default: return &apr_kern_scalar;

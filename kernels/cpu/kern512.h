@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The AVX-512 kernels, compiled twice: kern_avx512.c (vpmaddwd) and kern_vnni.c
+ * (vpdpwssd on int16, vpdpbusd on two byte planes). Integer sums are exact, so both
+ * give the same bits.
+ *
+ * Owns: quantising, GEMM and GEMV loops in 512-bit registers. Does not own panel
+ * unpacking (unpack.h).
+ */
+#ifndef APR_KERNELS_CPU_KERN512_H
+#define APR_KERNELS_CPU_KERN512_H
+
+#include <immintrin.h>
+
+#include "kernels/cpu/unpack.h"
+
+APR_INLINE void apr_half16(const uint8_t *src, apr_f32x16 *out)
+{
+	*out = (apr_f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)src));
+}
+
+APR_INLINE int load32(const void *p)
+{
+	int v;
+
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+
+/* acc + the dot of int16 pairs */
+APR_INLINE __m512i dot16(__m512i acc, __m512i a, __m512i b)
+{
+#ifdef __AVX512VNNI__
+	return _mm512_dpwssd_epi32(acc, a, b);
+#else
+	return _mm512_add_epi32(acc, _mm512_madd_epi16(a, b));
+#endif
+}
+
+/* ---- activations ---- */
+
+struct quant_row { /* one block of one row */
+	__m512i q;  /* int16 in the pairs' order */
+	float s;
+	int sum[2];
+};
+
+APR_INLINE void quantise32(const float *x, struct quant_row *o)
+{
+	const __m512i abs = _mm512_set1_epi32(0x7fffffff);
+	const __m512i order = _mm512_set_epi64(0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100,
+					       0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100);
+	const __m512 magic = _mm512_set1_ps(0x1.8p23f);
+	__m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+	/* as integers: NaN and infinity compare above every finite magnitude */
+	__m512i m = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), abs),
+				     _mm512_and_si512(_mm512_castps_si512(b), abs));
+	int bits = _mm512_reduce_max_epi32(m);
+	float amax = apr_bits_float((uint32_t)bits), inv = 0;
+	__m512i ia, ib;
+
+	o->s = 0;
+	if (bits >= 0x7f800000) { /* inv 0 is not enough: 0 · NaN */
+		o->s = apr_bits_float(0x7fc00000);
+		o->q = _mm512_setzero_si512();
+		o->sum[0] = o->sum[1] = 0;
+		return;
+	}
+	if (amax >= APR_ACT_TINY) {
+		o->s = amax / (float)APR_ACT_MAX;
+		inv = (float)APR_ACT_MAX / amax;
+	}
+	a = _mm512_sub_ps(_mm512_add_ps(_mm512_mul_ps(a, _mm512_set1_ps(inv)), magic), magic);
+	b = _mm512_sub_ps(_mm512_add_ps(_mm512_mul_ps(b, _mm512_set1_ps(inv)), magic), magic);
+	ia = _mm512_cvttps_epi32(a);
+	ib = _mm512_cvttps_epi32(b);
+	o->sum[0] = _mm512_reduce_add_epi32(ia);
+	o->sum[1] = _mm512_reduce_add_epi32(ib);
+	m = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(ia)), _mm512_cvtepi32_epi16(ib), 1);
+	o->q = _mm512_shuffle_epi8(m, order);
+}
+
+APR_INLINE void put_factors(const struct apr_act_view *v, size_t at, const struct quant_row *o)
+{
+	v->s[at] = o->s;
+	v->xs[at] = o->s * (float)(o->sum[0] + o->sum[1]);
+	v->xh[0][at] = o->s * (float)o->sum[0];
+	v->xh[1][at] = o->s * (float)o->sum[1];
+}
+
+/* 8 rows of 16 pairs to 16 × 8 */
+APR_INLINE void store_group8(int16_t *dst, const struct quant_row o[8])
+{
+	__m512i t[8], u[8];
+
+	for (int i = 0; i < 8; i += 2) {
+		t[i] = _mm512_unpacklo_epi32(o[i].q, o[i + 1].q);
+		t[i + 1] = _mm512_unpackhi_epi32(o[i].q, o[i + 1].q);
+	}
+	for (int h = 0; h < 8; h += 4) { /* u[h + j], lane l: pair 4 l + j of rows h … h + 3 */
+		u[h] = _mm512_unpacklo_epi64(t[h], t[h + 2]);
+		u[h + 1] = _mm512_unpackhi_epi64(t[h], t[h + 2]);
+		u[h + 2] = _mm512_unpacklo_epi64(t[h + 1], t[h + 3]);
+		u[h + 3] = _mm512_unpackhi_epi64(t[h + 1], t[h + 3]);
+	}
+	for (int j = 0; j < 4; j++) {
+		for (int h = 0; h < 2; h++) {
+			__m128i *p = (__m128i *)(dst + j * 16 + h * 8);
+
+			_mm_storeu_si128(p, _mm512_castsi512_si128(u[h * 4 + j]));
+			_mm_storeu_si128(p + 8, _mm512_extracti32x4_epi32(u[h * 4 + j], 1));
+			_mm_storeu_si128(p + 16, _mm512_extracti32x4_epi32(u[h * 4 + j], 2));
+			_mm_storeu_si128(p + 24, _mm512_extracti32x4_epi32(u[h * 4 + j], 3));
+		}
+	}
+}
+
+/* few rows: any width, and the byte planes */
+static void store_few(const struct apr_act_view *v, uint32_t row, uint32_t b, const struct quant_row *o)
+{
+	_Alignas(64) int16_t q[32];
+
+	_mm512_store_si512((__m512i *)q, o->q);
+	for (unsigned i = 0; i < 16; i++)
+		memcpy(v->q + ((size_t)(row / v->width * v->blocks + b) * 16 * v->width + i * v->width + row % v->width) * 2, q + 2 * i, 4);
+	if (v->rows <= APR_SMALL_ROWS) {
+		const __m512i back = _mm512_set_epi64(0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100,
+						      0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100);
+		__m512i n = _mm512_shuffle_epi8(o->q, back); /* the order is its own inverse */
+		__m256i lo = _mm512_cvtepi16_epi8(n), hi;
+
+		hi = _mm512_cvtepi16_epi8(_mm512_srai_epi16(_mm512_sub_epi16(n, _mm512_cvtepi8_epi16(lo)), 8));
+		_mm256_storeu_si256((__m256i *)(v->lo + (size_t)row * v->n_in + b * 32), lo);
+		_mm256_storeu_si256((__m256i *)(v->hi + (size_t)row * v->n_in + b * 32), hi);
+		v->sum[0][(size_t)row * v->blocks + b] = o->sum[0];
+		v->sum[1][(size_t)row * v->blocks + b] = o->sum[1];
+	}
+}
+
+static void quantise(const struct apr_act_view *v, const float *x, size_t ldx, uint32_t first, uint32_t n)
+{
+	size_t group = first / v->width;
+
+	for (uint32_t b = 0; b < v->blocks; b++) {
+		size_t block = group * v->blocks + b;
+		struct quant_row o[8];
+
+		for (uint32_t i = 0; i < n; i++) {
+			quantise32(x + (first + i) * ldx + b * 32, &o[i]);
+			put_factors(v, block * v->width + i, &o[i]);
+		}
+		if (v->width == APR_GROUP) {
+			for (uint32_t i = n; i < 8; i++)
+				o[i].q = _mm512_setzero_si512();
+			store_group8(v->q + block * 16 * 2 * APR_GROUP, o);
+		} else {
+			for (uint32_t i = 0; i < n; i++)
+				store_few(v, first + i, b, &o[i]);
+		}
+	}
+}
+
+/* ---- many rows ---- */
+
+#define UNPACK_TILE(T, ...) apr_unpack_tile(T, __VA_ARGS__)
+static void unpack(uint32_t type, const uint8_t *panel, uint32_t b0, uint32_t n, struct apr_tile *t)
+{
+	APR_EACH_TYPE(type, UNPACK_TILE, panel, b0, n, t);
+}
+
+APR_INLINE void gemm_rows(const enum apr_chain chain, const int R, const struct apr_tile *t, uint32_t n,
+			  const struct apr_act_view *v, uint32_t group, uint32_t b0, float (*out)[16])
+{
+	const size_t width = R == 8 ? APR_GROUP : v->width;
+	const size_t block = (size_t)group * v->blocks + b0;
+	const int16_t *x = v->q + block * width * 32;
+	const float *s = v->s + block * width, *xs = v->xs + block * width;
+	const float *xh0 = v->xh[0] + block * width, *xh1 = v->xh[1] + block * width;
+	__m512 acc[8];
+
+	for (int r = 0; r < R; r++)
+		acc[r] = _mm512_load_ps(out[r]);
+	for (uint32_t b = 0; b < n; b++) {
+		__m512 p = _mm512_load_ps(t->p[b]);
+
+		for (int h = 0; h < (chain == APR_CHAIN_HALVES ? 2 : 1); h++) {
+			const int pairs = chain == APR_CHAIN_HALVES ? 8 : 16;
+			__m512i d[8];
+
+			for (int r = 0; r < R; r++)
+				d[r] = _mm512_setzero_si512();
+#pragma GCC unroll 16
+			for (int i = 0; i < pairs; i++) {
+				__m512i w = _mm512_load_si512(t->w[b][h * 8 + i]);
+
+#pragma GCC unroll 8
+				for (int r = 0; r < R; r++)
+					d[r] = dot16(d[r], w, _mm512_set1_epi32(load32(x + r * 2)));
+				x += width * 2;
+			}
+#pragma GCC unroll 8
+			for (int r = 0; r < R; r++)
+				acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(p, _mm512_set1_ps(s[r])), _mm512_cvtepi32_ps(d[r]), acc[r]);
+		}
+		if (chain == APR_CHAIN_MIN) {
+			__m512 m = _mm512_load_ps(t->m[b][0]);
+
+#pragma GCC unroll 8
+			for (int r = 0; r < R; r++)
+				acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(xs[r]), acc[r]);
+		}
+		if (chain == APR_CHAIN_MIN2) {
+			__m512 m0 = _mm512_load_ps(t->m[b][0]), m1 = _mm512_load_ps(t->m[b][1]);
+
+#pragma GCC unroll 8
+			for (int r = 0; r < R; r++) {
+				acc[r] = _mm512_fmadd_ps(m0, _mm512_set1_ps(xh0[r]), acc[r]);
+				acc[r] = _mm512_fmadd_ps(m1, _mm512_set1_ps(xh1[r]), acc[r]);
+			}
+		}
+		s += width;
+		xs += width;
+		xh0 += width;
+		xh1 += width;
+	}
+	for (int r = 0; r < R; r++)
+		_mm512_store_ps(out[r], acc[r]);
+}
+
+#define GEMM_CASE(chain, R) case R: gemm_rows(chain, R, t, n, v, group, b0, acc); break;
+#define GEMM_CHAIN(chain) \
+	case chain: \
+		switch (n_rows) { \
+		GEMM_CASE(chain, 1) GEMM_CASE(chain, 2) GEMM_CASE(chain, 3) GEMM_CASE(chain, 4) \
+		GEMM_CASE(chain, 5) GEMM_CASE(chain, 6) GEMM_CASE(chain, 7) GEMM_CASE(chain, 8) \
+		default: break; \
+		} \
+		break;
+
+static void gemm(enum apr_chain chain, const struct apr_tile *t, uint32_t n, const struct apr_act_view *v,
+		 uint32_t group, uint32_t b0, uint32_t n_rows, float (*acc)[16])
+{
+	switch (chain) {
+	GEMM_CHAIN(APR_CHAIN_PLAIN)
+	GEMM_CHAIN(APR_CHAIN_MIN)
+	GEMM_CHAIN(APR_CHAIN_HALVES)
+	GEMM_CHAIN(APR_CHAIN_MIN2)
+	}
+}
+
+/* ---- few rows: weights stream from memory and are unpacked in registers ---- */
+
+/* dot over quads t0 … t1 - 1 of block b with row r, plus start */
+APR_INLINE __m512i dot_quads(const apr_u8x64 q[8], int t0, int t1, const struct apr_act_view *v, uint32_t r, uint32_t b,
+			     int start)
+{
+#ifdef __AVX512VNNI__
+	const int8_t *lo = v->lo + (size_t)r * v->n_in + b * 32, *hi = v->hi + (size_t)r * v->n_in + b * 32;
+	__m512i l = _mm512_set1_epi32(start), h = _mm512_setzero_si512();
+
+#pragma GCC unroll 8
+	for (int t = t0; t < t1; t++) {
+		l = _mm512_dpbusd_epi32(l, (__m512i)q[t], _mm512_set1_epi32(load32(lo + 4 * t)));
+		h = _mm512_dpbusd_epi32(h, (__m512i)q[t], _mm512_set1_epi32(load32(hi + 4 * t)));
+	}
+	return _mm512_add_epi32(l, _mm512_slli_epi32(h, 8));
+#else
+	const int16_t *x = v->q + ((size_t)b * 16 * v->width + r) * 2;
+	__m512i d = _mm512_set1_epi32(start);
+
+#pragma GCC unroll 8
+	for (int t = t0; t < t1; t++) {
+		__m512i even = _mm512_and_si512((__m512i)q[t], _mm512_set1_epi16(255));
+
+		d = dot16(d, even, _mm512_set1_epi32(load32(x + (size_t)(2 * t) * v->width * 2)));
+		d = dot16(d, _mm512_srli_epi16((__m512i)q[t], 8), _mm512_set1_epi32(load32(x + (size_t)(2 * t + 1) * v->width * 2)));
+	}
+	return d;
+#endif
+}
+
+APR_INLINE void gemv_rows(const uint32_t type, const uint32_t R, const uint8_t *panel, const struct apr_act_view *v,
+			  float (*out)[16])
+{
+	const struct apr_quant_traits tr = apr_quant_traits(type);
+	const struct apr_panel_layout l = apr_panel_layout(type);
+	const unsigned per_unit = apr_type_info(type).block / 32u;
+	const size_t unit_bytes = apr_panel_unit_bytes(type);
+	const enum apr_chain chain = apr_chain_of(type);
+	__m512 acc[APR_SMALL_ROWS];
+
+	for (uint32_t r = 0; r < R; r++)
+		acc[r] = _mm512_setzero_ps();
+	for (uint32_t b = 0; b < v->blocks; panel += unit_bytes) {
+		struct apr_unit_scales s;
+
+		apr_unpack_scales(type, panel, &s);
+		for (unsigned i = 0; i < per_unit; i++, b++) {
+			apr_u8x64 q[8];
+			apr_f32x16 p, m[2];
+
+			for (unsigned pf = 0; pf < l.stride + (per_unit == 1 ? (unsigned)l.body : 0u); pf += 64)
+				_mm_prefetch((const char *)panel + l.body + i * l.stride + pf + 1536, _MM_HINT_T0);
+			apr_unpack_codes(type, panel + l.body + i * l.stride, q);
+			apr_block_factors(type, &s, i, &p, m);
+#pragma GCC unroll 4
+			for (uint32_t r = 0; r < R; r++) {
+				size_t at = (size_t)b * R + r;
+				int s0 = v->sum[0][r * v->blocks + b] * -tr.offset, s1 = v->sum[1][r * v->blocks + b] * -tr.offset;
+				__m512 f = _mm512_mul_ps((__m512)p, _mm512_set1_ps(v->s[at]));
+
+				if (tr.sub == 32) {
+					__m512i d = dot_quads(q, 0, 8, v, r, b, s0 + s1);
+
+					acc[r] = _mm512_fmadd_ps(f, _mm512_cvtepi32_ps(d), acc[r]);
+				} else {
+					apr_i32x16 c0, c1;
+					__m512i d0 = dot_quads(q, 0, 4, v, r, b, s0), d1 = dot_quads(q, 4, 8, v, r, b, s1);
+
+					apr_sub_scale(type, &s, 2 * i, &c0);
+					apr_sub_scale(type, &s, 2 * i + 1, &c1);
+					d0 = _mm512_mullo_epi32(d0, (__m512i)c0);
+					d1 = _mm512_mullo_epi32(d1, (__m512i)c1);
+					if (chain == APR_CHAIN_HALVES) {
+						acc[r] = _mm512_fmadd_ps(f, _mm512_cvtepi32_ps(d0), acc[r]);
+						acc[r] = _mm512_fmadd_ps(f, _mm512_cvtepi32_ps(d1), acc[r]);
+					} else {
+						acc[r] = _mm512_fmadd_ps(f, _mm512_cvtepi32_ps(_mm512_add_epi32(d0, d1)), acc[r]);
+					}
+				}
+				if (chain == APR_CHAIN_MIN)
+					acc[r] = _mm512_fmadd_ps((__m512)m[0], _mm512_set1_ps(v->xs[at]), acc[r]);
+				if (chain == APR_CHAIN_MIN2) {
+					acc[r] = _mm512_fmadd_ps((__m512)m[0], _mm512_set1_ps(v->xh[0][at]), acc[r]);
+					acc[r] = _mm512_fmadd_ps((__m512)m[1], _mm512_set1_ps(v->xh[1][at]), acc[r]);
+				}
+			}
+		}
+	}
+	for (uint32_t r = 0; r < R; r++)
+		_mm512_store_ps(out[r], acc[r]);
+}
+
+#define GEMV_TYPE(T, ...) \
+	do { \
+		switch (v->rows) { \
+		case 1: gemv_rows(T, 1, __VA_ARGS__); break; \
+		case 2: gemv_rows(T, 2, __VA_ARGS__); break; \
+		case 3: gemv_rows(T, 3, __VA_ARGS__); break; \
+		case 4: gemv_rows(T, 4, __VA_ARGS__); break; \
+		default: break; \
+		} \
+	} while (0)
+
+static void gemv(uint32_t type, const uint8_t *panel, const struct apr_act_view *v, float (*acc)[16])
+{
+	APR_EACH_TYPE(type, GEMV_TYPE, panel, v, acc);
+}
+
+/* ---- floats ---- */
+
+#define UNPACK_FLOATS(T, ...) apr_unpack_floats(T, __VA_ARGS__)
+static void unpack_f32(uint32_t type, const uint8_t *panel, uint32_t k0, uint32_t n, float (*tile)[16])
+{
+	const uint8_t *p = panel + (size_t)k0 * apr_panel_unit_bytes(type);
+
+	switch (type) {
+	case APR_TYPE_F32: memcpy(tile, p, (size_t)n * 64); return;
+	case APR_TYPE_F16:
+		for (uint32_t k = 0; k < n; k++)
+			_mm512_store_ps(tile[k], _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p + k * 32))));
+		return;
+	case APR_TYPE_BF16:
+		for (uint32_t k = 0; k < n; k++) {
+			__m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p + k * 32)));
+
+			_mm512_store_si512((__m512i *)tile[k], _mm512_slli_epi32(w, 16));
+		}
+		return;
+	default: break;
+	}
+	APR_EACH_TYPE(type, UNPACK_FLOATS, panel, k0, n, tile);
+}
+
+APR_INLINE void fma_rows(const int R, const float (*tile)[16], uint32_t n, const float *const *x, float (*out)[16])
+{
+	__m512 acc[8];
+
+	for (int r = 0; r < R; r++)
+		acc[r] = _mm512_load_ps(out[r]);
+	for (uint32_t k = 0; k < n; k++) {
+		__m512 w = _mm512_load_ps(tile[k]);
+
+#pragma GCC unroll 8
+		for (int r = 0; r < R; r++)
+			acc[r] = _mm512_fmadd_ps(_mm512_set1_ps(x[r][k]), w, acc[r]);
+	}
+	for (int r = 0; r < R; r++)
+		_mm512_store_ps(out[r], acc[r]);
+}
+
+static void fma_f32(const float (*tile)[16], uint32_t n, const float *const *x, uint32_t n_rows, float (*acc)[16])
+{
+	switch (n_rows) {
+	case 1: fma_rows(1, tile, n, x, acc); break;
+	case 2: fma_rows(2, tile, n, x, acc); break;
+	case 3: fma_rows(3, tile, n, x, acc); break;
+	case 4: fma_rows(4, tile, n, x, acc); break;
+	case 5: fma_rows(5, tile, n, x, acc); break;
+	case 6: fma_rows(6, tile, n, x, acc); break;
+	case 7: fma_rows(7, tile, n, x, acc); break;
+	case 8: fma_rows(8, tile, n, x, acc); break;
+	default: break;
+	}
+}
+
+static void fma4_f32(const float (*const tile[4])[16], uint32_t n, const float *x, float (*out)[16])
+{
+	__m512 acc[4];
+
+	for (int p = 0; p < 4; p++)
+		acc[p] = _mm512_load_ps(out[p]);
+	for (uint32_t k = 0; k < n; k++) {
+		__m512 a = _mm512_set1_ps(x[k]);
+
+#pragma GCC unroll 4
+		for (int p = 0; p < 4; p++)
+			acc[p] = _mm512_fmadd_ps(a, _mm512_load_ps(tile[p][k]), acc[p]);
+	}
+	for (int p = 0; p < 4; p++)
+		_mm512_store_ps(out[p], acc[p]);
+}
+
+#endif
