@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * status and models: the daemon's JSON, cut to the fields that are promised, or
+ * one screen with what matters first.
+ *
+ * Owns: the order and words of that screen. Does not own: any figure on it.
+ */
+#include "client/aprctl/ctl.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The admin socket knows all sessions; whoever may not use it gets the totals from the client socket. */
+static int fetch(struct ctl *c, json_t **out)
+{
+	char client[256], path[256], err[256] = "";
+	struct apr_admin *a = NULL;
+	struct apr *s = NULL;
+	char *text = NULL;
+	json_error_t je;
+	int e = apr_socket_path(c->socket, client, sizeof(client)), status = CTL_OK;
+
+	if (e < 0 || apr_admin_path(client, path, sizeof(path)) < 0)
+		return ctl_fail(c, "socket path: %s", apr_strerror(e < 0 ? e : -ENAMETOOLONG));
+	if (!apr_admin_open(&a, path, err, sizeof(err))) {
+		e = apr_admin_call(a, APR_FRAME_STATUS, NULL, &text, 10000, err, sizeof(err));
+		apr_admin_close(a);
+		if (e)
+			return ctl_fail(c, "%s", *err ? err : apr_strerror(e));
+	} else {
+		status = ctl_connect(c, 0, &s);
+		if (status)
+			return status;
+		e = apr_status(s, &text);
+		apr_close(s);
+		if (e)
+			return ctl_fail(c, "asking for status: %s", apr_strerror(e));
+	}
+	*out = json_loads(text, 0, &je);
+	free(text);
+	return *out ? CTL_OK : ctl_fail(c, "the daemon's status is no JSON: %s", je.text);
+}
+
+/* The promised fields of one object, null where the daemon left one out. */
+static json_t *project(json_t *j, const char *const *keys)
+{
+	json_t *out = json_object();
+
+	for (; *keys; keys++) {
+		json_t *v = json_object_get(j, *keys);
+
+		json_object_set(out, *keys, v ? v : json_null());
+	}
+	return out;
+}
+
+static json_t *project_list(json_t *list, const char *const *keys)
+{
+	json_t *out = json_array(), *v;
+	size_t i;
+
+	json_array_foreach (list, i, v)
+		json_array_append_new(out, project(v, keys));
+	return out;
+}
+
+static const char *const model_keys[] = {"name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes", NULL};
+static const char *const models_keys[] = {"name",     "path",  "arch",  "n_ctx",    "n_vocab",
+					  "numerics", "route", "bytes", "sampling", NULL};
+
+static json_t *status_json(json_t *j)
+{
+	static const char *const top[] = {"version", "abi", "pid", "uptime_s", "state", "backend", "models", "memory",
+					  "sessions", "running", "queued", "kv", "graphs", NULL};
+	static const char *const backend[] = {"name", "device", "why", NULL};
+	static const char *const memory[] = {"purpose", "where", "bytes", NULL};
+	static const char *const kv[] = {"pages_total", "pages_free", NULL};
+	static const char *const graphs[] = {"prefill", "decode", "bytes", "replays", NULL};
+	json_t *out = project(j, top);
+
+	json_object_set_new(out, "backend", project(json_object_get(j, "backend"), backend));
+	json_object_set_new(out, "models", project_list(json_object_get(j, "models"), model_keys));
+	json_object_set_new(out, "memory", project_list(json_object_get(j, "memory"), memory));
+	json_object_set_new(out, "kv", project(json_object_get(j, "kv"), kv));
+	json_object_set_new(out, "graphs", project(json_object_get(j, "graphs"), graphs));
+	return out;
+}
+
+/* ---- the screen ------------------------------------------------------------------ */
+
+static const char *str(json_t *j, const char *key)
+{
+	const char *s = json_string_value(json_object_get(j, key));
+
+	return s ? s : "?";
+}
+
+static json_int_t num(json_t *j, const char *key)
+{
+	json_t *v = json_object_get(j, key);
+
+	return json_is_real(v) ? (json_int_t)json_real_value(v) : json_integer_value(v);
+}
+
+static const char *duration(json_int_t s, char buf[48])
+{
+	if (s < 120)
+		snprintf(buf, 48, "%d s", (int)s);
+	else if (s < 7200)
+		snprintf(buf, 48, "%d min", (int)(s / 60));
+	else if (s < 172800)
+		snprintf(buf, 48, "%d h %d min", (int)(s / 3600), (int)(s / 60 % 60));
+	else
+		snprintf(buf, 48, "%d days", (int)(s / 86400));
+	return buf;
+}
+
+static void print_models(const struct ctl *c, json_t *models)
+{
+	json_t *m;
+	size_t i;
+	char buf[32];
+
+	printf("%s  %-24s %-8s %8s %8s %-8s %9s %s%s\n", ctl_dim(c), "model", "arch", "context", "vocab", "route", "size",
+	       "numerics", ctl_plain(c));
+	json_array_foreach (models, i, m)
+		printf("  %-24.40s %-8s %8d %8d %-8s %9s %.16s\n", str(m, "name"), str(m, "arch"), (int)num(m, "n_ctx"),
+		       (int)num(m, "n_vocab"), str(m, "route"), ctl_size((uint64_t)num(m, "bytes"), buf), str(m, "numerics"));
+	if (!json_array_size(models))
+		printf("  none: load one with aprctl load FILE\n");
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+	json_int_t x = num(*(json_t *const *)a, "bytes"), y = num(*(json_t *const *)b, "bytes");
+
+	return x > y ? -1 : x < y;
+}
+
+/* The largest lines of the memory table; the others as one. */
+static void print_memory(const struct ctl *c, json_t *memory)
+{
+	size_t n = json_array_size(memory), i;
+	json_t **rows = malloc((n + 1) * sizeof(*rows)), *m;
+	uint64_t total = 0, rest = 0;
+	char buf[32];
+
+	if (!rows)
+		return;
+	json_array_foreach (memory, i, m) {
+		rows[i] = m;
+		total += (uint64_t)num(m, "bytes");
+	}
+	qsort(rows, n, sizeof(*rows), by_bytes);
+	printf("%smemory%s   %s\n", ctl_bold(c), ctl_plain(c), ctl_size(total, buf));
+	for (i = 0; i < n; i++) {
+		if (i >= 6 && n > 7) {
+			rest += (uint64_t)num(rows[i], "bytes");
+			continue;
+		}
+		printf("  %9s  %-8s %s\n", ctl_size((uint64_t)num(rows[i], "bytes"), buf), str(rows[i], "where"),
+		       str(rows[i], "purpose"));
+	}
+	if (rest)
+		printf("  %9s  %-8s %zu more: aprctl --json status\n", ctl_size(rest, buf), "", n - 6);
+	free(rows);
+}
+
+static void print_status(const struct ctl *c, json_t *j)
+{
+	json_t *backend = json_object_get(j, "backend"), *kv = json_object_get(j, "kv"), *g = json_object_get(j, "graphs");
+	const char *state = str(j, "state");
+	bool good = !strcmp(state, "ready");
+	char buf[48], size[32];
+	json_int_t total = num(kv, "pages_total"), pages_free = num(kv, "pages_free");
+
+	printf("%s%s%s%s   aprd %s, abi %s, pid %d, up %s\n", ctl_bold(c), good ? ctl_green(c) : ctl_red(c), state,
+	       ctl_plain(c), str(j, "version"), str(j, "abi"), (int)num(j, "pid"), duration(num(j, "uptime_s"), buf));
+	printf("%sbackend%s  %s on %s: %s\n", ctl_bold(c), ctl_plain(c), str(backend, "name"), str(backend, "device"),
+	       str(backend, "why"));
+	printf("%sload%s     %d sessions, %d running, %d queued; KV pages: %d of %d used\n", ctl_bold(c), ctl_plain(c),
+	       (int)num(j, "sessions"), (int)num(j, "running"), (int)num(j, "queued"), (int)(total - pages_free), (int)total);
+	print_models(c, json_object_get(j, "models"));
+	print_memory(c, json_object_get(j, "memory"));
+	if (json_array_size(json_object_get(g, "prefill")) || json_array_size(json_object_get(g, "decode")))
+		printf("%sgraphs%s   %d prefill, %d decode, %s, %lld replays\n", ctl_bold(c), ctl_plain(c),
+		       (int)json_array_size(json_object_get(g, "prefill")), (int)json_array_size(json_object_get(g, "decode")),
+		       ctl_size((uint64_t)num(g, "bytes"), size), (long long)num(g, "replays"));
+	if (json_object_get(j, "poll_us"))
+		printf("%spolling%s  poll_us %d, spin_us %d: %s\n", ctl_bold(c), ctl_plain(c), (int)num(j, "poll_us"),
+		       (int)num(j, "spin_us"), str(j, "poll_why"));
+}
+
+int cmd_status(struct ctl *c)
+{
+	json_t *j;
+	int status;
+
+	if (c->n_args)
+		return ctl_usage(c, "status takes no words");
+	status = fetch(c, &j);
+	if (status)
+		return status;
+	if (c->json) {
+		status = ctl_print_json(c, status_json(j));
+	} else {
+		print_status(c, j);
+		status = ctl_flush(c, CTL_OK);
+	}
+	json_decref(j);
+	return status;
+}
+
+static void print_sampling(json_t *models)
+{
+	json_t *m, *v;
+	size_t i;
+	const char *key;
+
+	json_array_foreach (models, i, m) {
+		printf("\n%s\n  file      %s\n  numerics  %s\n  sampling ", str(m, "name"), str(m, "path"), str(m, "numerics"));
+		json_object_foreach (json_object_get(m, "sampling"), key, v) {
+			if (json_is_number(v))
+				printf(" %s %g", key, json_number_value(v));
+			else if (json_is_string(v))
+				printf(" %s %s", key, json_string_value(v));
+		}
+		putchar('\n');
+	}
+}
+
+int cmd_models(struct ctl *c)
+{
+	json_t *j, *models;
+	int status;
+
+	if (c->n_args)
+		return ctl_usage(c, "models takes no words");
+	status = fetch(c, &j);
+	if (status)
+		return status;
+	models = json_object_get(j, "models");
+	if (c->json) {
+		status = ctl_print_json(c, json_pack("{s:o}", "models", project_list(models, models_keys)));
+	} else {
+		print_models(c, models);
+		print_sampling(models);
+		status = ctl_flush(c, CTL_OK);
+	}
+	json_decref(j);
+	return status;
+}
