@@ -125,7 +125,8 @@ struct apr_seq_params { /* all of it is copied */
 	void *user;             /* given back in records */
 };
 
-/* -EINVAL: an id outside the vocabulary (*bad = its index); -E2BIG: longer than the context; -EAGAIN: all
+/* -EINVAL: no ids (*bad = UINT32_MAX), or one outside the vocabulary (*bad = its index, forced ones counted on);
+ * -EDOM: a bias or stop id outside it, or a bias that is NaN or +inf (*bad = its index); -E2BIG: longer than the context; -EAGAIN: all
  * APR_MAX_SLOTS slots in use; -ENOSPC: its prompt can never fit the pool; -ENOMEM. Looks up the prefix cache. */
 int apr_seq_new(struct apr_loaded *m, const struct apr_seq_params *p, struct apr_seq **out, uint32_t *bad);
 /* Takes effect at the end of the last step that names it; no record of it comes afterwards. */
@@ -137,6 +138,7 @@ struct apr_seq_state {
 	uint32_t n_generated;        /* sampled and reported, forced included */
 	uint32_t todo;               /* rows that can be computed now: prefill rows left, or 1 when decoding; 0 = ended */
 	bool decoding;
+	bool ended;                  /* no row will be computed any more */
 };
 void apr_seq_state(const struct apr_seq *s, struct apr_seq_state *st);
 
@@ -149,7 +151,8 @@ void apr_seq_drop(struct apr_seq *s);
 
 struct apr_step_part {
 	struct apr_seq *seq;
-	uint32_t rows; /* prefill or forced rows, at most todo; 1 for decode */
+	uint32_t rows; /* prefill or forced rows; 1 for decode. What exceeds todo is left out (a recomputed prefix may
+	                * have been found in the cache since) */
 };
 uint32_t apr_step_max_rows(const struct apr_loaded *m); /* rows of one step in all */
 /* Enqueues one step of m. pages must have been reserved. -EBUSY: a step is in flight already (poll first). */

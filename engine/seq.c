@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Sequences: what is known, what is computed, what comes next. See engine.h.
+ *
+ * Owns: their copies of parameters, slots, penalty windows, limits. Does not own
+ * pages (kv.c) nor the building of steps (step.c).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "engine/sampling.h"
+
+/* ---- penalty window -------------------------------------------------------------- */
+
+static void see(struct apr_seq *s, uint32_t i) /* ids[i] enters the window, and the oldest leaves */
+{
+	int32_t window = s->params.penalty_window;
+
+	if (!s->seen)
+		return;
+	if (window > 0 && i >= (uint32_t)window) {
+		uint32_t old = i - (uint32_t)window;
+
+		apr_seen_remove(s->seen, s->ids[old], old >= s->n_prompt);
+	}
+	apr_seen_add(s->seen, s->ids[i], i >= s->n_prompt);
+}
+
+static int start_window(struct apr_seq *s)
+{
+	uint32_t n = s->capacity, i = 0;
+	int32_t window = s->params.penalty_window;
+
+	if (s->kind != APR_SEQ_GENERATE || !apr_sampling_penalises(&s->params))
+		return 0;
+	if (window > 0 && (uint32_t)window < n)
+		n = (uint32_t)window;
+	if (s->m->sizes.n_real < n)
+		n = s->m->sizes.n_real;
+	s->seen = apr_seen_new(n + 1); /* + 1: the newest enters before nothing else leaves when window is 1 */
+	if (!s->seen)
+		return -ENOMEM;
+	if (window > 0 && s->n_known > (uint32_t)window)
+		i = s->n_known - (uint32_t)window;
+	for (; i < s->n_known; i++)
+		apr_seen_add(s->seen, s->ids[i], i >= s->n_prompt);
+	return 0;
+}
+
+/* ---- making ---------------------------------------------------------------------- */
+
+static int check_ids(const struct apr_loaded *m, const struct apr_seq_params *p, uint32_t *bad)
+{
+	uint32_t i, n = m->sizes.n_real;
+
+	*bad = UINT32_MAX;
+	if (!p->n_ids)
+		return -EINVAL;
+	for (i = 0; i < p->n_ids; i++)
+		if (p->ids[i] >= n)
+			break;
+	if (i == p->n_ids) {
+		for (i = 0; i < p->n_forced; i++)
+			if (p->forced[i] >= n)
+				break;
+		i += p->n_ids;
+	}
+	if ((uint64_t)i < (uint64_t)p->n_ids + p->n_forced) {
+		*bad = i;
+		return -EINVAL;
+	}
+	for (i = 0; i < p->sampling.n_bias; i++)
+		if (p->sampling.bias_id[i] >= n || !apr_sampling_bias_ok(p->sampling.bias[i])) {
+			*bad = i;
+			return -EDOM;
+		}
+	for (i = 0; i < p->n_stop_ids; i++)
+		if (p->stop_ids[i] >= n) {
+			*bad = i;
+			return -EDOM;
+		}
+	return 0;
+}
+
+static int check(const struct apr_loaded *m, const struct apr_seq_params *p, uint32_t *bad)
+{
+	uint64_t given = (uint64_t)p->n_ids + p->n_forced;
+	int rc = check_ids(m, p, bad);
+
+	if (rc)
+		return rc;
+	if (p->n_top > APR_SAMPLE_TOP_MAX || (p->kind == APR_SEQ_SCORE && p->n_forced) ||
+	    (p->kind == APR_SEQ_GENERATE && p->max_tokens != UINT32_MAX && p->n_forced > p->max_tokens))
+		return -EINVAL;
+	if (given > m->sizes.n_ctx)
+		return -E2BIG;
+	return apr_kv_can_ever(m->kv, (uint32_t)given, m->sizes.max_rows) ? 0 : -ENOSPC;
+}
+
+static void *copy(const void *src, size_t n, size_t size)
+{
+	void *p = malloc(n * size + 1); /* + 1: NULL means failure, also for none */
+
+	if (p && n)
+		memcpy(p, src, n * size);
+	return p;
+}
+
+static int copy_params(struct apr_seq *s, const struct apr_seq_params *p)
+{
+	s->params = p->sampling;
+	s->bias_id = copy(p->sampling.bias_id, p->sampling.n_bias, sizeof *s->bias_id);
+	s->bias = copy(p->sampling.bias, p->sampling.n_bias, sizeof *s->bias);
+	s->stop_ids = copy(p->stop_ids, p->n_stop_ids, sizeof *s->stop_ids);
+	s->ids = malloc((size_t)s->capacity * sizeof *s->ids);
+	if (!s->bias_id || !s->bias || !s->stop_ids || !s->ids)
+		return -ENOMEM;
+	s->params.bias_id = s->bias_id;
+	s->params.bias = s->bias;
+	s->n_stop_ids = p->n_stop_ids;
+	s->n_top = p->n_top;
+	s->ignore_eos = p->ignore_eos;
+	s->want_logprob = p->want_logprob;
+	s->force_decode = p->force_decode && p->kind == APR_SEQ_SCORE;
+	s->scope = p->scope;
+	s->user = p->user;
+	memcpy(s->ids, p->ids, p->n_ids * sizeof *s->ids);
+	if (p->n_forced)
+		memcpy(s->ids + p->n_ids, p->forced, p->n_forced * sizeof *s->ids);
+	s->n_prompt = p->n_ids;
+	s->n_known = p->n_ids + p->n_forced;
+	return 0;
+}
+
+static int start(struct apr_seq *s, const struct apr_seq_params *p)
+{
+	uint64_t limit = (uint64_t)p->n_ids + p->max_tokens;
+	int rc;
+
+	if (limit > s->m->sizes.n_ctx)
+		limit = s->m->sizes.n_ctx;
+	s->kind = p->kind;
+	if (p->kind == APR_SEQ_GENERATE) {
+		s->limit = s->capacity = (uint32_t)limit;
+		s->prefill_only = p->max_tokens == 0;
+	} else {
+		s->limit = s->capacity = p->n_ids;
+		s->n_rows = p->n_ids > 1 ? p->n_ids - 1 : 1;
+	}
+	rc = copy_params(s, p);
+	if (!rc)
+		rc = start_window(s);
+	return rc ? rc : apr_kv_seq_init(s->m->kv, &s->kv);
+}
+
+int apr_seq_new(struct apr_loaded *m, const struct apr_seq_params *p, struct apr_seq **out, uint32_t *bad)
+{
+	uint32_t slot = 0, unused;
+	struct apr_seq *s;
+	int rc = check(m, p, bad ? bad : &unused);
+
+	if (rc)
+		return rc;
+	while (slot < APR_MAX_SLOTS && m->slot[slot])
+		slot++;
+	if (slot == APR_MAX_SLOTS)
+		return -EAGAIN;
+	s = calloc(1, sizeof *s);
+	if (!s)
+		return -ENOMEM;
+	s->m = m;
+	s->slot = slot;
+	s->kv.node = APR_KV_NONE;
+	rc = start(s, p);
+	if (rc) {
+		s->m = NULL;
+		apr_kv_seq_fini(m->kv, &s->kv);
+		apr_seq_destroy(s);
+		return rc;
+	}
+	m->slot[slot] = s;
+	m->n_seqs++;
+	apr_seq_look_up(s);
+	s->n_cached = s->n_done < s->n_prompt ? s->n_done : s->n_prompt;
+	*out = s;
+	return 0;
+}
+
+void apr_seq_destroy(struct apr_seq *s)
+{
+	if (s->m) {
+		apr_kv_seq_fini(s->m->kv, &s->kv);
+		s->m->slot[s->slot] = NULL;
+		s->m->n_seqs--;
+	}
+	apr_seen_free(s->seen);
+	free(s->ids);
+	free(s->bias_id);
+	free(s->bias);
+	free(s->stop_ids);
+	free(s);
+}
+
+void apr_seq_free(struct apr_seq *s)
+{
+	if (!s)
+		return;
+	apr_stepper_forget(s->m, s);
+	s->freed = true;
+	if (s->in_step) { /* its pages and parameters are in use until the step ends */
+		s->next_zombie = s->m->zombies;
+		s->m->zombies = s;
+	} else {
+		apr_seq_destroy(s);
+	}
+}
+
+/* ---- what comes next ------------------------------------------------------------- */
+
+uint32_t apr_seq_todo(const struct apr_seq *s)
+{
+	uint32_t all = s->kind == APR_SEQ_SCORE ? s->n_rows : s->n_known, left;
+
+	if (s->ended || s->n_done >= all)
+		return 0;
+	left = all - s->n_done;
+	return s->force_decode ? 1 : left;
+}
+
+bool apr_seq_wants_row(const struct apr_seq *s, uint32_t pos)
+{
+	if (s->kind == APR_SEQ_SCORE)
+		return pos >= s->n_scored && pos + 1 < s->n_known;
+	return pos + 1 == s->n_known && s->n_known < s->limit;
+}
+
+bool apr_seq_is_stop(const struct apr_seq *s, uint32_t id)
+{
+	uint32_t i;
+
+	for (i = 0; i < s->n_stop_ids; i++)
+		if (s->stop_ids[i] == id)
+			return true;
+	return !s->ignore_eos && apr_tokenizer_is_end(s->m->tok, id);
+}
+
+void apr_seq_take(struct apr_seq *s, uint32_t id)
+{
+	s->ids[s->n_known] = id;
+	see(s, s->n_known);
+	s->n_known++;
+}
+
+void apr_seq_look_up(struct apr_seq *s)
+{
+	if (s->looked_up || s->n_done || s->kind != APR_SEQ_GENERATE)
+		return;
+	s->looked_up = true;
+	s->n_done = apr_kv_lookup(s->m->kv, &s->kv, s->scope, s->ids, s->n_known, s->n_prompt);
+}
+
+void apr_seq_state(const struct apr_seq *s, struct apr_seq_state *st)
+{
+	st->n_prompt = s->n_prompt;
+	st->n_cached = s->n_cached;
+	st->n_computed = s->n_done;
+	st->n_generated = s->n_known - s->n_prompt;
+	st->todo = apr_seq_todo(s);
+	st->decoding = s->force_decode || (s->kind == APR_SEQ_GENERATE && s->n_known > s->n_prompt && st->todo <= 1);
+	st->ended = s->ended;
+}
+
+int apr_seq_reserve(struct apr_seq *s, uint32_t rows)
+{
+	uint32_t todo;
+
+	if (s->freed)
+		return -EINVAL;
+	apr_seq_look_up(s);
+	todo = apr_seq_todo(s);
+	return apr_kv_reserve(s->m->kv, &s->kv, s->n_done + (rows < todo ? rows : todo));
+}
+
+void apr_seq_drop(struct apr_seq *s)
+{
+	if (s->in_step) {
+		s->drop_after = true;
+		return;
+	}
+	apr_kv_drop(s->m->kv, &s->kv);
+	s->n_done = 0;
+	s->looked_up = false;
+}
