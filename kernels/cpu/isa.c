@@ -10,6 +10,17 @@
 
 #include "kernels/cpu/kern.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static bool has_f16c(void) /* no name for it in older __builtin_cpu_supports; needs what AVX2 needs of the OS */
+{
+	unsigned a, b, c, d;
+
+	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 static bool can_run(enum apr_cpu_isa isa)
 {
 	switch (isa) {
@@ -17,7 +28,7 @@ static bool can_run(enum apr_cpu_isa isa)
 #if defined(__x86_64__)
 	/* __builtin_cpu_supports also asks the OS (XGETBV) whether it saves the registers */
 	case APR_ISA_AVX2:
-		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 	case APR_ISA_AVX512:
 		return can_run(APR_ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
 		       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -73,7 +84,7 @@ const struct apr_kern *apr_kern_current(void)
 {
 	switch (apr_cpu_isa_current()) {
 #if defined(__x86_64__)
-	case APR_ISA_AVX2: return &apr_kern_scalar;
+	case APR_ISA_AVX2: return &apr_kern_avx2;
 	case APR_ISA_AVX512: return &apr_kern_avx512;
 	case APR_ISA_VNNI: return &apr_kern_vnni;
 #elif defined(__aarch64__)

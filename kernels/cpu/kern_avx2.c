@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Kernels for AVX2 with FMA and F16C.
+ *
+ * Owns: the GEMM loops in 256-bit registers; a GEMV is the same loops over a tile of
+ * one unit that stays in L1. Does not own unpacking (unpack.h) nor quantising.
+ */
+#include <immintrin.h>
+
+#include "kernels/cpu/quantise.h"
+
+#define GEMV_BLOCKS 8u /* one unit of the 256-element types */
+
+APR_INLINE void apr_half16(const uint8_t *src, apr_f32x16 *out)
+{
+	__m256 v[2] = {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)src)),
+		       _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(src + 16)))};
+
+	memcpy(out, v, sizeof v);
+}
+
+#define UNPACK_TILE(T, ...) apr_unpack_tile(T, __VA_ARGS__)
+static void unpack(uint32_t type, const uint8_t *panel, uint32_t b0, uint32_t n, struct apr_tile *t)
+{
+	APR_EACH_TYPE(type, UNPACK_TILE, panel, b0, n, t);
+}
+
+APR_INLINE int load32(const void *p)
+{
+	int v;
+
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+
+/* acc[0 … 15] += factor[r] · m[0 … 15] */
+APR_INLINE void add_scaled(float *acc, const float *m, float factor)
+{
+	for (int v = 0; v < 16; v += 8)
+		_mm256_store_ps(acc + v, _mm256_fmadd_ps(_mm256_load_ps(m + v), _mm256_set1_ps(factor), _mm256_load_ps(acc + v)));
+}
+
+/* R rows, at most 4, from row r0 of the group on: their 2 R integer accumulators stay in registers */
+APR_INLINE void gemm_rows(const enum apr_chain chain, const int R, const struct apr_tile *t, uint32_t n,
+			  const struct apr_act_view *v, uint32_t group, uint32_t b0, uint32_t r0, float (*acc)[16])
+{
+	for (uint32_t b = 0; b < n; b++) {
+		const size_t at = ((size_t)group * v->blocks + b0 + b) * v->width + r0;
+		const int16_t *x = v->q + (((size_t)group * v->blocks + b0 + b) * 16 * v->width + r0) * 2;
+
+		for (int h = 0; h < (chain == APR_CHAIN_HALVES ? 2 : 1); h++) {
+			const int pairs = chain == APR_CHAIN_HALVES ? 8 : 16;
+			__m256i d[4][2];
+
+			for (int r = 0; r < R; r++)
+				d[r][0] = d[r][1] = _mm256_setzero_si256();
+			for (int i = 0; i < pairs; i++, x += v->width * 2) {
+				__m256i w0 = _mm256_load_si256((const __m256i *)t->w[b][h * 8 + i]);
+				__m256i w1 = _mm256_load_si256((const __m256i *)t->w[b][h * 8 + i] + 1);
+
+#pragma GCC unroll 4
+				for (int r = 0; r < R; r++) {
+					__m256i a = _mm256_set1_epi32(load32(x + r * 2));
+
+					d[r][0] = _mm256_add_epi32(d[r][0], _mm256_madd_epi16(w0, a));
+					d[r][1] = _mm256_add_epi32(d[r][1], _mm256_madd_epi16(w1, a));
+				}
+			}
+#pragma GCC unroll 4
+			for (int r = 0; r < R; r++) {
+				for (int c = 0; c < 2; c++) {
+					__m256 p = _mm256_mul_ps(_mm256_load_ps(t->p[b] + 8 * c), _mm256_set1_ps(v->s[at + r]));
+
+					_mm256_store_ps(acc[r] + 8 * c, _mm256_fmadd_ps(p, _mm256_cvtepi32_ps(d[r][c]),
+											_mm256_load_ps(acc[r] + 8 * c)));
+				}
+			}
+		}
+		for (int r = 0; r < R; r++) {
+			if (chain == APR_CHAIN_MIN)
+				add_scaled(acc[r], t->m[b][0], v->xs[at + r]);
+			if (chain == APR_CHAIN_MIN2) {
+				add_scaled(acc[r], t->m[b][0], v->xh[0][at + r]);
+				add_scaled(acc[r], t->m[b][1], v->xh[1][at + r]);
+			}
+		}
+	}
+}
+
+#define GEMM_CHAIN(chain) \
+	case chain: \
+		switch (n_rows - r) { \
+		case 1: gemm_rows(chain, 1, t, n, v, group, b0, r, acc + r); break; \
+		case 2: gemm_rows(chain, 2, t, n, v, group, b0, r, acc + r); break; \
+		case 3: gemm_rows(chain, 3, t, n, v, group, b0, r, acc + r); break; \
+		default: gemm_rows(chain, 4, t, n, v, group, b0, r, acc + r); break; \
+		} \
+		break;
+
+static void gemm(enum apr_chain chain, const struct apr_tile *t, uint32_t n, const struct apr_act_view *v,
+		 uint32_t group, uint32_t b0, uint32_t n_rows, float (*acc)[16])
+{
+	for (uint32_t r = 0; r < n_rows; r += 4) {
+		switch (chain) {
+		GEMM_CHAIN(APR_CHAIN_PLAIN)
+		GEMM_CHAIN(APR_CHAIN_MIN)
+		GEMM_CHAIN(APR_CHAIN_HALVES)
+		GEMM_CHAIN(APR_CHAIN_MIN2)
+		}
+	}
+}
+
+static void gemv(uint32_t type, const uint8_t *panel, const struct apr_act_view *v, float (*acc)[16])
+{
+	struct apr_tile t;
+
+	memset(acc, 0, v->rows * sizeof acc[0]);
+	for (uint32_t b = 0; b < v->blocks; b += GEMV_BLOCKS) {
+		uint32_t n = v->blocks - b < GEMV_BLOCKS ? v->blocks - b : GEMV_BLOCKS;
+
+		unpack(type, panel, b, n, &t);
+		gemm(apr_chain_of(type), &t, n, v, 0, b, v->rows, acc);
+	}
+}
+
+#define UNPACK_FLOATS(T, ...) apr_unpack_floats(T, __VA_ARGS__)
+static void unpack_f32(uint32_t type, const uint8_t *panel, uint32_t k0, uint32_t n, float (*tile)[16])
+{
+	const uint8_t *p = panel + (size_t)k0 * apr_panel_unit_bytes(type);
+
+	switch (type) {
+	case APR_TYPE_F32: memcpy(tile, p, (size_t)n * 64); return;
+	case APR_TYPE_F16:
+		for (uint32_t k = 0; k < 2 * n; k++)
+			_mm256_store_ps(tile[0] + 8 * k, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + k * 16))));
+		return;
+	case APR_TYPE_BF16:
+		for (uint32_t k = 0; k < 2 * n; k++) {
+			__m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p + k * 16)));
+
+			_mm256_store_si256((__m256i *)(tile[0] + 8 * k), _mm256_slli_epi32(w, 16));
+		}
+		return;
+	default: break;
+	}
+	APR_EACH_TYPE(type, UNPACK_FLOATS, panel, k0, n, tile);
+}
+
+APR_INLINE void fma_rows(const int R, const float (*tile)[16], uint32_t n, const float *const *x, float (*out)[16])
+{
+	__m256 acc[4][2];
+
+	for (int r = 0; r < R; r++) {
+		acc[r][0] = _mm256_load_ps(out[r]);
+		acc[r][1] = _mm256_load_ps(out[r] + 8);
+	}
+	for (uint32_t k = 0; k < n; k++) {
+		__m256 w0 = _mm256_load_ps(tile[k]), w1 = _mm256_load_ps(tile[k] + 8);
+
+#pragma GCC unroll 4
+		for (int r = 0; r < R; r++) {
+			__m256 a = _mm256_set1_ps(x[r][k]);
+
+			acc[r][0] = _mm256_fmadd_ps(a, w0, acc[r][0]);
+			acc[r][1] = _mm256_fmadd_ps(a, w1, acc[r][1]);
+		}
+	}
+	for (int r = 0; r < R; r++) {
+		_mm256_store_ps(out[r], acc[r][0]);
+		_mm256_store_ps(out[r] + 8, acc[r][1]);
+	}
+}
+
+static void fma_f32(const float (*tile)[16], uint32_t n, const float *const *x, uint32_t n_rows, float (*acc)[16])
+{
+	for (uint32_t r = 0; r < n_rows; r += 4) {
+		switch (n_rows - r) {
+		case 1: fma_rows(1, tile, n, x + r, acc + r); break;
+		case 2: fma_rows(2, tile, n, x + r, acc + r); break;
+		case 3: fma_rows(3, tile, n, x + r, acc + r); break;
+		default: fma_rows(4, tile, n, x + r, acc + r); break;
+		}
+	}
+}
+
+static void fma4_f32(const float (*const tile[4])[16], uint32_t n, const float *x, float (*out)[16])
+{
+	__m256 acc[8];
+
+	for (int p = 0; p < 8; p++)
+		acc[p] = _mm256_load_ps(out[p / 2] + p % 2 * 8);
+	for (uint32_t k = 0; k < n; k++) {
+		__m256 a = _mm256_set1_ps(x[k]);
+
+#pragma GCC unroll 8
+		for (int p = 0; p < 8; p++)
+			acc[p] = _mm256_fmadd_ps(a, _mm256_load_ps(tile[p / 2][k] + p % 2 * 8), acc[p]);
+	}
+	for (int p = 0; p < 8; p++)
+		_mm256_store_ps(out[p / 2] + p % 2 * 8, acc[p]);
+}
+
+const struct apr_kern apr_kern_avx2 = {apr_quantise_rows, unpack, gemm, gemv, unpack_f32, fma_f32, fma4_f32};
