@@ -11,9 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cpu/cpus.h"
 #include "kernels/cpu/pool.h"
-
-#define CGROUP_ROOT "/sys/fs/cgroup"
 
 static unsigned affinity_cpus(void)
 {
@@ -115,14 +114,16 @@ static int has_cpu_controller(const char *list, const char *end)
 	return 0;
 }
 
-static unsigned quota_cpus(void)
+unsigned apr_cpus_quota(const char *cgroup_file, const char *root)
 {
-	FILE *f = fopen("/proc/self/cgroup", "re");
-	char line[4096];
+	FILE *f = fopen(cgroup_file, "re");
+	char line[4096], v1[256], v1_both[256];
 	unsigned best = 0;
 
 	if (!f)
 		return 0;
+	(void)snprintf(v1, sizeof v1, "%s/cpu", root);
+	(void)snprintf(v1_both, sizeof v1_both, "%s/cpu,cpuacct", root);
 	while (fgets(line, sizeof line, f)) { /* id:controllers:path */
 		char *list = strchr(line, ':'), *path = list ? strchr(list + 1, ':') : NULL;
 		unsigned limit = 0;
@@ -132,11 +133,11 @@ static unsigned quota_cpus(void)
 		path++;
 		path[strcspn(path, "\n")] = 0;
 		if (path == list + 2) {
-			limit = tree_limit(CGROUP_ROOT, path, 1);
+			limit = tree_limit(root, path, 1);
 		} else if (has_cpu_controller(list + 1, path - 1)) {
-			limit = tree_limit(CGROUP_ROOT "/cpu", path, 0);
+			limit = tree_limit(v1, path, 0);
 			if (!limit)
-				limit = tree_limit(CGROUP_ROOT "/cpu,cpuacct", path, 0);
+				limit = tree_limit(v1_both, path, 0);
 		}
 		if (limit && (!best || limit < best))
 			best = limit;
@@ -147,7 +148,7 @@ static unsigned quota_cpus(void)
 
 unsigned apr_pool_usable_cpus(void)
 {
-	unsigned cpus = affinity_cpus(), quota = quota_cpus();
+	unsigned cpus = affinity_cpus(), quota = apr_cpus_quota("/proc/self/cgroup", "/sys/fs/cgroup");
 
 	return quota && quota < cpus ? quota : cpus;
 }
