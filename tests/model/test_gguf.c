@@ -1,159 +1,36 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Damaged and hostile GGUF files, the list in CASES "GGUF": each is refused, the
- * field or tensor is named, little memory is asked for, and a good file opens
- * right afterwards. What an architecture makes of a sound file is test_model.c.
+ * Damaged and hostile GGUF files, the list in CASES "GGUF" as far as the format
+ * goes: header, keys, tensors, truncation, split parts. Fields with a meaning are
+ * test_fields.c, what an architecture makes of a sound file test_model.c.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "kernels/types.h"
 #include "model/gguf.h"
-#include "model/model.h"
-#include "model/tokenizer.h"
 #include "tests/harness.h"
-#include "tests/support/gguf_writer.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
-
-#define ROOM ((rlim_t)64 << 20) /* address space that a refused file may use, its own mapping included */
-
-static const char *tmp_file(const char *name)
-{
-	static char path[512];
-
-	snprintf(path, sizeof path, "%s/%s", apr_test_tmpdir(), name);
-	return path;
-}
-
-static void write_bytes(const char *path, const void *p, size_t n)
-{
-	FILE *f = fopen(path, "wb");
-
-	CU_ASSERT_PTR_NOT_NULL_FATAL(f);
-	CU_ASSERT_EQUAL(fwrite(p, 1, n, f), n);
-	fclose(f);
-}
-
-static rlim_t address_space(void)
-{
-	unsigned long pages = 0;
-	FILE *f = fopen("/proc/self/statm", "r");
-
-	if (!f || fscanf(f, "%lu", &pages) != 1)
-		pages = 0;
-	if (f)
-		fclose(f);
-	return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
-}
-
-static struct rlimit limit_memory(void)
-{
-	struct rlimit was, now;
-
-	getrlimit(RLIMIT_AS, &was);
-	now = was;
-	now.rlim_cur = address_space() + ROOM;
-	if (!SANITIZED)
-		setrlimit(RLIMIT_AS, &now);
-	return was;
-}
-
-static int open_whole(const char *path, char *err, size_t errlen)
-{
-	struct apr_tokenizer *t = NULL;
-	struct apr_model *m = NULL;
-	int rc;
-
-	err[0] = 0;
-	rc = apr_model_open(&m, path, err, errlen);
-	if (rc)
-		return rc;
-	rc = apr_tokenizer_new(&t, m, err, errlen);
-	if (!rc)
-		apr_tokenizer_free(t);
-	apr_model_close(m);
-	return rc;
-}
-
-static void good_file_opens(void)
-{
-	struct tiny_spec spec = {.n_layers = 1, .n_embd = 32, .n_ff = 32, .n_heads = 1, .n_kv_heads = 1, .head_dim = 32};
-	char err[256];
-
-	CU_ASSERT_EQUAL(apr_test_write_tiny_model(tmp_file("good.gguf"), &spec), 0);
-	CU_ASSERT_EQUAL(open_whole(tmp_file("good.gguf"), err, sizeof err), 0);
-	if (err[0])
-		printf("\n  good file: %s\n", err);
-}
-
-/* The bytes are refused with one line that holds `names`. */
-static void refused_bytes(const void *p, size_t n, const char *names)
-{
-	struct rlimit was;
-	char err[256];
-	int rc;
-
-	write_bytes(tmp_file("bad.gguf"), p, n);
-	was = limit_memory();
-	rc = open_whole(tmp_file("bad.gguf"), err, sizeof err);
-	setrlimit(RLIMIT_AS, &was);
-	CU_ASSERT(rc == -EINVAL || rc == -ENOTSUP);
-	CU_ASSERT_PTR_NOT_NULL(strstr(err, names));
-	CU_ASSERT_PTR_NULL(strchr(err, '\n'));
-	if (!strstr(err, names))
-		printf("\n  rc %d, \"%s\" does not name %s\n", rc, err, names);
-	good_file_opens();
-}
-
-static void refused(struct gguf_writer *w, const char *names)
-{
-	uint8_t *p;
-	size_t n;
-
-	gw_finish(w, &p, &n);
-	refused_bytes(p, n, names);
-	free(p);
-	gw_free(w);
-}
-
-static struct gguf_writer *tiny(void)
-{
-	struct tiny_spec spec = {.n_layers = 1, .n_embd = 32, .n_ff = 32, .n_heads = 2, .n_kv_heads = 1, .head_dim = 16};
-
-	return apr_test_tiny_model(&spec);
-}
+#include "tests/support/bad_files.h"
 
 static void with_u32(const char *key, uint32_t v)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 
 	gw_drop(w, key);
 	gw_u32(w, key, v);
-	refused(w, key);
+	bad_refused(w, key);
 }
 
 /* ---- the header ---- */
 
 static void magic_only(void)
 {
-	refused_bytes("GGUF", 4, "version");
-	refused_bytes("GGML", 4, "magic");
-	refused_bytes("", 0, "magic");
+	bad_refused_bytes("GGUF", 4, "version");
+	bad_refused_bytes("GGML", 4, "magic");
+	bad_refused_bytes("", 0, "magic");
 }
 
 static void version_0_1_and_4(void)
@@ -162,21 +39,21 @@ static void version_0_1_and_4(void)
 	size_t i;
 
 	for (i = 0; i < sizeof bad / sizeof *bad; i++) {
-		struct gguf_writer *w = tiny();
+		struct gguf_writer *w = bad_tiny();
 
 		gw_set_version(w, bad[i]);
-		refused(w, "version");
+		bad_refused(w, "version");
 	}
 }
 
 static void version_2_is_read(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 	char err[256];
 
 	gw_set_version(w, 2);
-	CU_ASSERT_EQUAL(gw_write(w, tmp_file("v2.gguf")), 0);
-	CU_ASSERT_EQUAL(open_whole(tmp_file("v2.gguf"), err, sizeof err), 0);
+	CU_ASSERT_EQUAL(gw_write(w, bad_tmp("v2.gguf")), 0);
+	CU_ASSERT_EQUAL(bad_open(bad_tmp("v2.gguf"), err, sizeof err), 0);
 	gw_free(w);
 }
 
@@ -186,10 +63,10 @@ static void n_tensors_huge(void)
 	size_t i;
 
 	for (i = 0; i < sizeof bad / sizeof *bad; i++) {
-		struct gguf_writer *w = tiny();
+		struct gguf_writer *w = bad_tiny();
 
 		gw_set_counts(w, bad[i], 1);
-		refused(w, "n_tensors");
+		bad_refused(w, "n_tensors");
 	}
 }
 
@@ -199,10 +76,10 @@ static void n_kv_huge(void)
 	size_t i;
 
 	for (i = 0; i < sizeof bad / sizeof *bad; i++) {
-		struct gguf_writer *w = tiny();
+		struct gguf_writer *w = bad_tiny();
 
 		gw_set_counts(w, 1, bad[i]);
-		refused(w, "n_kv");
+		bad_refused(w, "n_kv");
 	}
 }
 
@@ -229,7 +106,7 @@ static void key_length_huge(void)
 		size_t n = header(buf, 0, 1);
 
 		memcpy(buf + n, &bad[i], 8);
-		refused_bytes(buf, sizeof buf, "key number 0");
+		bad_refused_bytes(buf, sizeof buf, "key number 0");
 	}
 }
 
@@ -239,35 +116,35 @@ static void string_length_huge(void)
 	size_t i;
 
 	for (i = 0; i < sizeof bad / sizeof *bad; i++) {
-		struct gguf_writer *w = tiny();
+		struct gguf_writer *w = bad_tiny();
 
 		gw_raw(w, "general.author", GW_STR, &bad[i], sizeof bad[i]);
-		refused(w, "general.author");
+		bad_refused(w, "general.author");
 	}
 }
 
 static void duplicate_key(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 
 	gw_u32(w, "llama.context_length", 4096);
-	refused(w, "llama.context_length");
+	bad_refused(w, "llama.context_length");
 }
 
 static void unknown_value_type(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 
 	gw_raw(w, "general.odd", 13, "12345678", 8);
-	refused(w, "general.odd");
+	bad_refused(w, "general.odd");
 }
 
 static void bool_neither_0_nor_1(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 
 	gw_raw(w, "general.odd", GW_BOOL, "\2", 1);
-	refused(w, "general.odd");
+	bad_refused(w, "general.odd");
 }
 
 static void alignment_bad(void)
@@ -281,10 +158,10 @@ static void alignment_bad(void)
 
 static void alignment_int32(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 
 	gw_i32(w, "general.alignment", 32);
-	refused(w, "general.alignment");
+	bad_refused(w, "general.alignment");
 }
 
 static void alignment_64_and_8_are_read(void)
@@ -294,26 +171,26 @@ static void alignment_64_and_8_are_read(void)
 	size_t i;
 
 	for (i = 0; i < sizeof good / sizeof *good; i++) {
-		struct gguf_writer *w = tiny();
+		struct gguf_writer *w = bad_tiny();
 
 		gw_set_align(w, good[i]);
 		gw_u32(w, "general.alignment", good[i]);
-		CU_ASSERT_EQUAL(gw_write(w, tmp_file("aligned.gguf")), 0);
-		CU_ASSERT_EQUAL(open_whole(tmp_file("aligned.gguf"), err, sizeof err), 0);
+		CU_ASSERT_EQUAL(gw_write(w, bad_tmp("aligned.gguf")), 0);
+		CU_ASSERT_EQUAL(bad_open(bad_tmp("aligned.gguf"), err, sizeof err), 0);
 		gw_free(w);
 	}
 }
 
 static void array_in_array(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 	struct {
 		uint32_t elem;
 		uint64_t n;
 	} __attribute__((packed)) a = {GW_ARR, 1};
 
 	gw_raw(w, "general.nested", GW_ARR, &a, sizeof a);
-	refused(w, "general.nested");
+	bad_refused(w, "general.nested");
 }
 
 static void array_count_huge(void)
@@ -324,25 +201,25 @@ static void array_count_huge(void)
 
 	for (i = 0; i < sizeof bad / sizeof *bad; i++) {
 		for (j = 0; j < sizeof elems / sizeof *elems; j++) {
-			struct gguf_writer *w = tiny();
+			struct gguf_writer *w = bad_tiny();
 			struct {
 				uint32_t elem;
 				uint64_t n;
 			} __attribute__((packed)) a = {elems[j], bad[i]};
 
 			gw_raw(w, "general.numbers", GW_ARR, &a, sizeof a);
-			refused(w, "general.numbers");
+			bad_refused(w, "general.numbers");
 		}
 	}
 }
 
 static void array_element_type_unknown(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 	uint32_t a[3] = {99, 0, 0};
 
 	gw_raw(w, "general.numbers", GW_ARR, a, sizeof a);
-	refused(w, "general.numbers");
+	bad_refused(w, "general.numbers");
 }
 
 /* 65,536 keys that all differ in their last bytes: quick, and a pair of equal ones is found. */
@@ -352,7 +229,8 @@ static void many_keys(void)
 	size_t cap = 24 + (size_t)n * 45, len;
 	uint8_t *p = malloc(cap);
 
-	CU_ASSERT_PTR_NOT_NULL_FATAL(p);
+	if (!p)
+		abort();
 	len = header(p, 0, n);
 	for (i = 0; i < n; i++) {
 		uint64_t key_len = 32;
@@ -366,7 +244,7 @@ static void many_keys(void)
 		p[len + 44] = 1;
 		len += 45;
 	}
-	refused_bytes(p, len, "00000000000000000000000000000007: given twice");
+	bad_refused_bytes(p, len, "00000000000000000000000000000007: given twice");
 	free(p);
 }
 
@@ -375,10 +253,10 @@ static void many_keys(void)
 static void extra_tensor(const char *name, uint32_t type, unsigned n_dims, const uint64_t *ne, uint64_t bytes,
                          const char *names)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 
 	gw_tensor(w, name, type, n_dims, ne, NULL, bytes);
-	refused(w, names);
+	bad_refused(w, names);
 }
 
 static void tensor_name_64_bytes(void)
@@ -452,34 +330,34 @@ static void offset_and_size_past_the_end(void)
 	size_t i;
 
 	for (i = 0; i < sizeof bad / sizeof *bad; i++) {
-		struct gguf_writer *w = tiny();
+		struct gguf_writer *w = bad_tiny();
 
 		gw_tensor_offset(w, gw_tensor(w, "odd", APR_TYPE_F32, 1, ne, NULL, 32), bad[i]);
-		refused(w, "tensor odd");
+		bad_refused(w, "tensor odd");
 	}
 	extra_tensor("odd", APR_TYPE_F32, 1, (const uint64_t[]){1000000}, 32, "tensor odd");
 }
 
 static void offset_not_aligned(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 	uint64_t ne[1] = {8};
 
 	gw_tensor_offset(w, gw_tensor(w, "odd", APR_TYPE_F32, 1, ne, NULL, 32), 4);
-	refused(w, "tensor odd");
+	bad_refused(w, "tensor odd");
 }
 
 static void overlapping_tensors(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 	uint64_t ne[1] = {8};
 
 	gw_tensor_offset(w, gw_tensor(w, "odd", APR_TYPE_F32, 1, ne, NULL, 32), 64);
-	refused(w, "overlaps tensor");
-	w = tiny();
+	bad_refused(w, "overlaps tensor");
+	w = bad_tiny();
 	gw_tensor(w, "first", APR_TYPE_F32, 1, ne, NULL, 32);
 	gw_tensor_offset(w, gw_tensor(w, "odd", APR_TYPE_F32, 1, ne, NULL, 32), 0);
-	refused(w, "overlaps tensor");
+	bad_refused(w, "overlaps tensor");
 }
 
 static void duplicate_tensor(void)
@@ -489,210 +367,14 @@ static void duplicate_tensor(void)
 
 static void data_one_byte_short(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 	uint8_t *p;
 	size_t n;
 
 	gw_finish(w, &p, &n);
-	refused_bytes(p, n - 1, "tensor blk.0.ffn_down.weight");
+	bad_refused_bytes(p, n - 1, "tensor blk.0.ffn_down.weight");
 	free(p);
 	gw_free(w);
-}
-
-/* ---- the tokenizer's tables ---- */
-
-static void replaced_array(const char *key, enum gw_type elem, uint64_t n)
-{
-	struct gguf_writer *w = tiny();
-	uint8_t zero[8 * 320] = {0};
-
-	gw_drop(w, key);
-	gw_arr(w, key, elem, zero, n);
-	refused(w, key);
-}
-
-static void token_types_wrong(void)
-{
-	replaced_array("tokenizer.ggml.token_type", GW_I32, 319);
-	replaced_array("tokenizer.ggml.token_type", GW_F32, 320);
-	replaced_array("tokenizer.ggml.token_type", GW_U8, 320);
-	replaced_array("tokenizer.ggml.token_type", GW_I32, 320); /* of type 0 */
-	with_u32("tokenizer.ggml.token_type", 1);
-}
-
-static void tokens_wrong(void)
-{
-	static const char *const many[322] = {"a"};
-	struct gguf_writer *w = tiny();
-	const char *v[322];
-	size_t i;
-
-	for (i = 0; i < 322; i++)
-		v[i] = many[0];
-	gw_drop(w, "tokenizer.ggml.tokens");
-	gw_arr_str(w, "tokenizer.ggml.tokens", v, 321);
-	refused(w, "tokenizer.ggml.tokens");
-	replaced_array("tokenizer.ggml.tokens", GW_U32, 320);
-	replaced_array("tokenizer.ggml.tokens", GW_STR, 0);
-	with_u32("tokenizer.ggml.tokens", 1);
-}
-
-static struct gguf_writer *spm(void)
-{
-	struct gguf_writer *w = tiny();
-	float scores[320] = {0};
-
-	gw_drop(w, "tokenizer.ggml.model");
-	gw_drop(w, "tokenizer.ggml.merges");
-	gw_str(w, "tokenizer.ggml.model", "llama");
-	gw_arr(w, "tokenizer.ggml.scores", GW_F32, scores, 320);
-	return w;
-}
-
-static void scores_wrong(void)
-{
-	float nan[320] = {0};
-	struct gguf_writer *w = spm();
-
-	CU_ASSERT_EQUAL(gw_write(w, tmp_file("spm.gguf")), 0);
-	gw_drop(w, "tokenizer.ggml.scores");
-	refused(w, "tokenizer.ggml.scores");
-	w = spm();
-	gw_drop(w, "tokenizer.ggml.scores");
-	gw_arr(w, "tokenizer.ggml.scores", GW_F32, nan, 319);
-	refused(w, "tokenizer.ggml.scores");
-	w = spm();
-	gw_drop(w, "tokenizer.ggml.scores");
-	gw_arr(w, "tokenizer.ggml.scores", GW_I32, nan, 320);
-	refused(w, "tokenizer.ggml.scores");
-	w = spm();
-	nan[7] = 0.0f / nan[8];
-	gw_drop(w, "tokenizer.ggml.scores");
-	gw_arr(w, "tokenizer.ggml.scores", GW_F32, nan, 320);
-	refused(w, "tokenizer.ggml.scores");
-}
-
-static void merges_missing_or_wrong(void)
-{
-	static const char *const bad[] = {"th", " t", "t ", "", "t zz", "zz h", "h t", "t  h"};
-	struct gguf_writer *w = tiny();
-	size_t i;
-
-	gw_drop(w, "tokenizer.ggml.merges");
-	refused(w, "tokenizer.ggml.merges");
-	replaced_array("tokenizer.ggml.merges", GW_I32, 4);
-	for (i = 0; i < sizeof bad / sizeof *bad; i++) {
-		w = tiny();
-		gw_drop(w, "tokenizer.ggml.merges");
-		gw_arr_str(w, "tokenizer.ggml.merges", &bad[i], 1);
-		refused(w, "tokenizer.ggml.merges");
-	}
-}
-
-/* Byte pieces: two hex digits and nothing else. */
-static void piece_0x_minus_1(void)
-{
-	static const char *const bad[] = {"<0x-1>", "<0x0>", "<0x100>", "<0xGG>", "<0X41>", "0x41", "<0x 1>", ""};
-	static char text[320][16];
-	const char *v[320];
-	int32_t kinds[320];
-	size_t i, j;
-
-	for (i = 0; i < 320; i++) {
-		snprintf(text[i], sizeof text[i], "p%zu", i);
-		v[i] = text[i];
-		kinds[i] = 1;
-	}
-	kinds[5] = 6;
-	for (j = 0; j < sizeof bad / sizeof *bad; j++) {
-		struct gguf_writer *w = spm();
-
-		v[5] = bad[j];
-		gw_drop(w, "tokenizer.ggml.tokens");
-		gw_drop(w, "tokenizer.ggml.token_type");
-		gw_arr_str(w, "tokenizer.ggml.tokens", v, 320);
-		gw_arr(w, "tokenizer.ggml.token_type", GW_I32, kinds, 320);
-		refused(w, "tokenizer.ggml.tokens: piece 5");
-	}
-}
-
-static void special_ids_past_the_vocabulary(void)
-{
-	static const char *const keys[] = {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
-	                                   "tokenizer.ggml.eot_token_id", "tokenizer.ggml.unknown_token_id"};
-	size_t i;
-
-	for (i = 0; i < sizeof keys / sizeof *keys; i++) {
-		struct gguf_writer *w = tiny();
-
-		with_u32(keys[i], 320);
-		with_u32(keys[i], UINT32_MAX);
-		gw_drop(w, keys[i]);
-		gw_i32(w, keys[i], -1);
-		refused(w, keys[i]);
-	}
-}
-
-/* ---- hyper-parameters ---- */
-
-static void head_counts(void)
-{
-	with_u32("llama.attention.head_count", 0);
-	with_u32("llama.attention.head_count", UINT32_MAX);
-	with_u32("llama.attention.head_count_kv", 0);
-	with_u32("llama.attention.head_count_kv", 3);
-	with_u32("llama.attention.head_count_kv", 4);
-	with_u32("llama.attention.key_length", 0);
-	with_u32("llama.attention.value_length", 0);
-}
-
-static void block_count(void)
-{
-	with_u32("llama.block_count", 0);
-	with_u32("llama.block_count", 1431655766);
-	with_u32("llama.block_count", 513);
-}
-
-static void embedding_and_ffn_length(void)
-{
-	with_u32("llama.embedding_length", 0);
-	with_u32("llama.embedding_length", UINT32_MAX);
-	with_u32("llama.feed_forward_length", 0);
-	with_u32("llama.feed_forward_length", UINT32_MAX);
-	with_u32("llama.vocab_size", 321);
-}
-
-static void rope_dimension(void)
-{
-	with_u32("llama.rope.dimension_count", 0);
-	with_u32("llama.rope.dimension_count", 15);
-	with_u32("llama.rope.dimension_count", 18);
-	with_u32("llama.rope.dimension_count", UINT32_MAX);
-}
-
-static void context_length(void)
-{
-	with_u32("llama.context_length", 0);
-	with_u32("llama.context_length", UINT32_MAX);
-}
-
-static void keys_of_the_wrong_type(void)
-{
-	static const char *const keys[] = {"llama.context_length", "llama.embedding_length", "llama.block_count",
-	                                   "llama.feed_forward_length", "llama.attention.head_count", "general.architecture",
-	                                   "llama.attention.layer_norm_rms_epsilon", "tokenizer.ggml.model"};
-	size_t i;
-
-	for (i = 0; i < sizeof keys / sizeof *keys; i++) {
-		struct gguf_writer *w = tiny();
-
-		gw_drop(w, keys[i]);
-		refused(w, keys[i]);
-		w = tiny();
-		gw_drop(w, keys[i]);
-		gw_bool(w, keys[i], true);
-		refused(w, keys[i]);
-	}
 }
 
 /* ---- truncation, and good files ---- */
@@ -712,7 +394,8 @@ static void every_truncation(void)
 	for (i = 0; i < n; i++) {
 		uint8_t *cut = malloc(i ? i : 1);
 
-		CU_ASSERT_PTR_NOT_NULL_FATAL(cut);
+		if (!cut)
+			abort();
 		memcpy(cut, p, i);
 		err[0] = 0;
 		if (!gguf_open_memory(&g, cut, i, err, sizeof err)) {
@@ -733,7 +416,7 @@ static void every_truncation(void)
 /* Random single-byte damage in the head of the file: opened or refused, never death. */
 static void damaged_bytes(void)
 {
-	struct gguf_writer *w = tiny();
+	struct gguf_writer *w = bad_tiny();
 	uint64_t rng = 88172645463325252u;
 	uint8_t *p, was;
 	size_t n, i;
@@ -756,18 +439,18 @@ static void damaged_bytes(void)
 	}
 	free(p);
 	gw_free(w);
-	good_file_opens();
+	bad_good_file_opens();
 }
 
 static void not_a_regular_file(void)
 {
 	char err[256];
 
-	CU_ASSERT_EQUAL(open_whole(apr_test_tmpdir(), err, sizeof err), -EINVAL);
+	CU_ASSERT_EQUAL(bad_open(apr_test_tmpdir(), err, sizeof err), -EINVAL);
 	CU_ASSERT_PTR_NOT_NULL(strstr(err, "not a regular file"));
-	CU_ASSERT_EQUAL(mkfifo(tmp_file("fifo"), 0600), 0);
-	CU_ASSERT_EQUAL(open_whole(tmp_file("fifo"), err, sizeof err), -EINVAL);
-	CU_ASSERT_EQUAL(open_whole(tmp_file("absent.gguf"), err, sizeof err), -ENOENT);
+	CU_ASSERT_EQUAL(mkfifo(bad_tmp("fifo"), 0600), 0);
+	CU_ASSERT_EQUAL(bad_open(bad_tmp("fifo"), err, sizeof err), -EINVAL);
+	CU_ASSERT_EQUAL(bad_open(bad_tmp("absent.gguf"), err, sizeof err), -ENOENT);
 	CU_ASSERT_PTR_NOT_NULL(strstr(err, "absent.gguf"));
 }
 
@@ -830,7 +513,7 @@ static const char *write_split(const struct split_spec *s, unsigned open_part)
 	unsigned i;
 
 	for (i = 0; i < s->parts; i++) {
-		struct gguf_writer *w = i ? gw_new() : tiny();
+		struct gguf_writer *w = i ? gw_new() : bad_tiny();
 		char name[64];
 
 		if (i) { /* one tensor of the model in each later part */
@@ -850,7 +533,7 @@ static const char *write_split(const struct split_spec *s, unsigned open_part)
 		gw_raw(w, "split.count", GW_U16, (const uint16_t[]){(uint16_t)s->count}, 2);
 		gw_i32(w, "split.tensors.count", (int32_t)(11 + s->total_off));
 		snprintf(name, sizeof name, "m-%05u-of-%05u.gguf", i + 1, s->count);
-		CU_ASSERT_EQUAL(gw_write(w, tmp_file(name)), 0);
+		CU_ASSERT_EQUAL(gw_write(w, bad_tmp(name)), 0);
 		gw_free(w);
 	}
 	snprintf(path, sizeof path, "%s/m-%05u-of-%05u.gguf", apr_test_tmpdir(), open_part, s->count);
@@ -861,7 +544,7 @@ static void split_opens(void)
 {
 	struct split_spec s = {.parts = 3, .count = 3, .wrong_no = -1};
 	char err[256];
-	int rc = open_whole(write_split(&s, 1), err, sizeof err);
+	int rc = bad_open(write_split(&s, 1), err, sizeof err);
 
 	CU_ASSERT_EQUAL(rc, 0);
 	if (rc)
@@ -871,7 +554,7 @@ static void split_opens(void)
 static void split_refused(const struct split_spec *s, unsigned open_part, const char *names)
 {
 	char err[256];
-	int rc = open_whole(write_split(s, open_part), err, sizeof err);
+	int rc = bad_open(write_split(s, open_part), err, sizeof err);
 
 	CU_ASSERT(rc < 0);
 	CU_ASSERT_PTR_NOT_NULL(strstr(err, names));
@@ -899,23 +582,21 @@ static void split_damaged(void)
 	split_refused(&s, 1, "m-00004-of-00004.gguf");
 	s = (struct split_spec){.parts = 2, .count = 2, .wrong_no = -1};
 	path = write_split(&s, 1);
-	CU_ASSERT_EQUAL(rename(path, tmp_file("renamed.gguf")), 0);
-	CU_ASSERT_EQUAL(open_whole(tmp_file("renamed.gguf"), err, sizeof err), -EINVAL);
+	CU_ASSERT_EQUAL(rename(path, bad_tmp("renamed.gguf")), 0);
+	CU_ASSERT_EQUAL(bad_open(bad_tmp("renamed.gguf"), err, sizeof err), -EINVAL);
 	CU_ASSERT_PTR_NOT_NULL(strstr(err, "split.count"));
 }
 
 #define T(f) {#f, f, 0}
 static const struct apr_test tests[] = {
-	T(magic_only), T(version_0_1_and_4), T(version_2_is_read), T(n_tensors_huge), T(n_kv_huge), T(key_length_huge),
-	T(string_length_huge), T(duplicate_key), T(unknown_value_type), T(bool_neither_0_nor_1), T(alignment_bad),
-	T(alignment_int32), T(alignment_64_and_8_are_read), T(array_in_array), T(array_count_huge),
+	T(magic_only), T(version_0_1_and_4), T(version_2_is_read), T(n_tensors_huge), T(n_kv_huge),
+	T(key_length_huge), T(string_length_huge), T(duplicate_key), T(unknown_value_type), T(bool_neither_0_nor_1),
+	T(alignment_bad), T(alignment_int32), T(alignment_64_and_8_are_read), T(array_in_array), T(array_count_huge),
 	T(array_element_type_unknown), T(many_keys), T(tensor_name_64_bytes), T(n_dims_0_or_5), T(dims_product_wraps),
 	T(data_just_past_size_max), T(dimension_0), T(unknown_tensor_type), T(row_not_whole_blocks),
 	T(offset_and_size_past_the_end), T(offset_not_aligned), T(overlapping_tensors), T(duplicate_tensor),
-	T(data_one_byte_short), T(token_types_wrong), T(tokens_wrong), T(scores_wrong), T(merges_missing_or_wrong),
-	T(piece_0x_minus_1), T(special_ids_past_the_vocabulary), T(head_counts), T(block_count),
-	T(embedding_and_ffn_length), T(rope_dimension), T(context_length), T(keys_of_the_wrong_type), T(every_truncation),
-	T(damaged_bytes), T(not_a_regular_file), T(integers_of_any_width), T(split_opens), T(split_damaged),
+	T(data_one_byte_short), T(every_truncation), T(damaged_bytes), T(not_a_regular_file),
+	T(integers_of_any_width), T(split_opens), T(split_damaged),
 };
 
 TEST_MAIN("model/gguf", tests)

@@ -151,7 +151,7 @@ void gw_drop(struct gguf_writer *w, const char *key)
 	size_t i, n = 0;
 
 	for (i = 0; i < w->n_kv; i++) {
-		if (strcmp(w->kv[i].key, key)) {
+		if (strcmp(w->kv[i].key, key) != 0) {
 			w->kv[n++] = w->kv[i];
 		} else {
 			free(w->kv[i].key);
@@ -258,7 +258,7 @@ void gw_drop_tensor(struct gguf_writer *w, const char *name)
 	size_t i, n = 0;
 
 	for (i = 0; i < w->n_t; i++) {
-		if (strcmp(w->t[i].name, name)) {
+		if (strcmp(w->t[i].name, name) != 0) {
 			w->t[n++] = w->t[i];
 		} else {
 			free(w->t[i].name);

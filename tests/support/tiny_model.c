@@ -294,11 +294,11 @@ static void put_vocab(struct tiny *t)
 		if (i < 256)
 			byte_piece(i, text[i]);
 		else if (i == n - 2)
-			strcpy(text[i], "<|bos|>");
+			snprintf(text[i], sizeof text[i], "<|bos|>");
 		else if (i == n - 1)
-			strcpy(text[i], "<|eos|>");
+			snprintf(text[i], sizeof text[i], "<|eos|>");
 		else if (i == 256)
-			strcpy(text[i], "th");
+			snprintf(text[i], sizeof text[i], "th");
 		else
 			snprintf(text[i], sizeof text[i], "<filler%u>", i - 257);
 	}
@@ -407,7 +407,7 @@ struct gguf_writer *apr_test_tiny_model(const struct tiny_spec *spec)
 
 	set_defaults(&t.s);
 	t.bad = t.s.n_vocab < 259;
-	for (i = 0; i < 4 && strcmp(known[i], t.s.arch); i++)
+	for (i = 0; i < 4 && strcmp(known[i], t.s.arch) != 0; i++)
 		;
 	if (i == 4 || t.bad)
 		return NULL;
