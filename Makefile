@@ -7,6 +7,10 @@
 #   make lint       what CI lints                make install DESTDIR= PREFIX=
 #   SAN=address,undefined | thread               CC=clang
 
+# V=1 shows the commands; otherwise a line a file
+Q := $(if $(V),,@)
+say = $(if $(V),,@printf '  %-6s %s\n' '$(1)' '$@')
+
 MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
 .DELETE_ON_ERROR:
@@ -99,13 +103,14 @@ FORCE:
 
 $(B)/obj/%.o: %.c $(B)/flags.stamp
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS_ALL) $(PKG_CFLAGS) $(if $(filter daemon/% client/aprctl/%,$<),$(BSD_CFLAGS)) $(CFLAGS_ALL) $(call isa,$<) -MMD -MP -c -o $@ $<
+	$(call say,CC)
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(PKG_CFLAGS) $(if $(filter daemon/% client/aprctl/%,$<),$(BSD_CFLAGS)) $(CFLAGS_ALL) $(call isa,$<) -MMD -MP -c -o $@ $<
 
 # ---- archives: one a folder --------------------------------------------------
 define archive
 $(B)/lib$(1).a: $(2)
 	@rm -f $$@
-	ar rcs $$@ $$(filter %.o,$$^)
+	$(Q)ar rcs $$@ $$(filter %.o,$$^)
 endef
 $(eval $(call archive,aprclient,$(call obj,$(SHM) $(CLIENT))))
 $(eval $(call archive,fake,$(call obj,$(filter-out client/fake/main.c,$(FAKE)))))
@@ -117,34 +122,43 @@ $(eval $(call archive,daemon,$(call obj,$(DAEMON))))
 $(eval $(call archive,testsupport,$(call obj,$(SUPPORT))))
 
 $(B)/$(SONAME): $(call obj,$(SHM) $(CLIENT)) client/libaprclient.map
-	$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=client/libaprclient.map -Wl,-z,defs -o $@ $(filter %.o,$^) $(LDFLAGS_ALL)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=client/libaprclient.map -Wl,-z,defs -o $@ $(filter %.o,$^) $(LDFLAGS_ALL)
 	@ln -sf $(SONAME) $(B)/libaprclient.so
 $(B)/libaprclient-ffi.so.0: $(call obj,$(FFI)) $(B)/$(SONAME)
-	$(CC) -shared -Wl,-soname,libaprclient-ffi.so.0 -Wl,-z,defs -o $@ $(filter %.o,$^) $(B)/$(SONAME) $(LDFLAGS_ALL)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -Wl,-soname,libaprclient-ffi.so.0 -Wl,-z,defs -o $@ $(filter %.o,$^) $(B)/$(SONAME) $(LDFLAGS_ALL)
 	@ln -sf libaprclient-ffi.so.0 $(B)/libaprclient-ffi.so
 
 DAEMON_ARCHIVES := $(foreach a,daemon engine kernels model aprclient,$(B)/lib$(a).a)
 $(B)/aprd: $(call obj,daemon/main.c) $(DAEMON_ARCHIVES)
-	$(CC) -o $@ $< -Wl,--start-group $(DAEMON_ARCHIVES) -Wl,--end-group $(LDFLAGS_ALL) $(DAEMON_LIBS)
+	$(call say,LINK)
+	$(Q)$(CC) -o $@ $< -Wl,--start-group $(DAEMON_ARCHIVES) -Wl,--end-group $(LDFLAGS_ALL) $(DAEMON_LIBS)
 $(B)/aprctl: $(call obj,client/aprctl/main.c) $(B)/libctl.a $(B)/libaprclient.a
-	$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CTL_LIBS)
+	$(call say,LINK)
+	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CTL_LIBS)
 $(B)/apr-fake-daemon: $(call obj,client/fake/main.c) $(B)/libfake.a $(B)/libaprclient.a
-	$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CTL_LIBS)
+	$(call say,LINK)
+	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CTL_LIBS)
 
 # ---- tests, benches, examples ------------------------------------------------
 TEST_ARCHIVES := $(B)/libtestsupport.a $(B)/libctl.a $(B)/libfake.a $(DAEMON_ARCHIVES)
 $(TEST_PROGS): $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_ARCHIVES)
 	@mkdir -p $(@D)
-	$(CC) -o $@ $< -Wl,--start-group $(TEST_ARCHIVES) -Wl,--end-group $(LDFLAGS_ALL) $(DAEMON_LIBS) -lcunit
+	$(call say,LINK)
+	$(Q)$(CC) -o $@ $< -Wl,--start-group $(TEST_ARCHIVES) -Wl,--end-group $(LDFLAGS_ALL) $(DAEMON_LIBS) -lcunit
 $(B)/tests/runner: $(B)/obj/tests/runner.o
 	@mkdir -p $(@D)
-	$(CC) -o $@ $< $(LDFLAGS_ALL)
+	$(call say,LINK)
+	$(Q)$(CC) -o $@ $< $(LDFLAGS_ALL)
 $(BENCH_PROGS): $(B)/bench/%: $(B)/obj/bench/%.o $(B)/libtestsupport.a $(DAEMON_ARCHIVES)
 	@mkdir -p $(@D)
-	$(CC) -o $@ $< -Wl,--start-group $(B)/libtestsupport.a $(DAEMON_ARCHIVES) -Wl,--end-group $(LDFLAGS_ALL) $(DAEMON_LIBS) -lcunit
+	$(call say,LINK)
+	$(Q)$(CC) -o $@ $< -Wl,--start-group $(B)/libtestsupport.a $(DAEMON_ARCHIVES) -Wl,--end-group $(LDFLAGS_ALL) $(DAEMON_LIBS) -lcunit
 $(EXAMPLE_PROGS): $(B)/examples/%: $(B)/obj/examples/%.o $(B)/libaprclient.a
 	@mkdir -p $(@D)
-	$(CC) -o $@ $^ $(LDFLAGS_ALL)
+	$(call say,LINK)
+	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL)
 
 include scripts/targets.mk
 
