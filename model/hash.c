@@ -26,28 +26,28 @@ static inline uint64_t rotr(uint64_t x, unsigned n)
 	return x >> n | x << (64 - n);
 }
 
-#define MIX(a, b, c, d, x, y) \
-	do { \
-		a = a + b + (x); \
-		d = rotr(d ^ a, 32); \
-		c = c + d; \
-		b = rotr(b ^ c, 24); \
-		a = a + b + (y); \
-		d = rotr(d ^ a, 16); \
-		c = c + d; \
-		b = rotr(b ^ c, 63); \
-	} while (0)
+static inline void mix(uint64_t v[16], unsigned a, unsigned b, unsigned c, unsigned d, uint64_t x, uint64_t y)
+{
+	v[a] += v[b] + x;
+	v[d] = rotr(v[d] ^ v[a], 32);
+	v[c] += v[d];
+	v[b] = rotr(v[b] ^ v[c], 24);
+	v[a] += v[b] + y;
+	v[d] = rotr(v[d] ^ v[a], 16);
+	v[c] += v[d];
+	v[b] = rotr(v[b] ^ v[c], 63);
+}
 
 #define ROUND(s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, sa, sb, sc, sd, se, sf) \
 	do { \
-		MIX(v[0], v[4], v[8], v[12], m[s0], m[s1]); \
-		MIX(v[1], v[5], v[9], v[13], m[s2], m[s3]); \
-		MIX(v[2], v[6], v[10], v[14], m[s4], m[s5]); \
-		MIX(v[3], v[7], v[11], v[15], m[s6], m[s7]); \
-		MIX(v[0], v[5], v[10], v[15], m[s8], m[s9]); \
-		MIX(v[1], v[6], v[11], v[12], m[sa], m[sb]); \
-		MIX(v[2], v[7], v[8], v[13], m[sc], m[sd]); \
-		MIX(v[3], v[4], v[9], v[14], m[se], m[sf]); \
+		mix(v, 0, 4, 8, 12, m[s0], m[s1]); \
+		mix(v, 1, 5, 9, 13, m[s2], m[s3]); \
+		mix(v, 2, 6, 10, 14, m[s4], m[s5]); \
+		mix(v, 3, 7, 11, 15, m[s6], m[s7]); \
+		mix(v, 0, 5, 10, 15, m[s8], m[s9]); \
+		mix(v, 1, 6, 11, 12, m[sa], m[sb]); \
+		mix(v, 2, 7, 8, 13, m[sc], m[sd]); \
+		mix(v, 3, 4, 9, 14, m[se], m[sf]); \
 	} while (0)
 
 static void compress(struct apr_hash *s, const uint8_t *block, uint64_t n, uint64_t last)

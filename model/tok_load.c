@@ -82,7 +82,7 @@ static int byte_piece(const struct load *ld, uint32_t id, struct gguf_str s, cha
 {
 	char shown[32];
 
-	if (s.len != 6 || memcmp(s.s, "<0x", 3) || s.s[5] != '>' || hex(s.s[3]) < 0 || hex(s.s[4]) < 0)
+	if (s.len != 6 || memcmp(s.s, "<0x", 3) != 0 || s.s[5] != '>' || hex(s.s[3]) < 0 || hex(s.s[4]) < 0)
 		return FAIL(ld, -EINVAL, "key " KEY "tokens: piece %u, \"%s\", is of type BYTE but not <0xNN>", id,
 		            gguf_printable(s, shown, sizeof shown));
 	*out = (char)(hex(s.s[3]) << 4 | hex(s.s[4]));
