@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The configuration file: the settings of the command line and those that are too
+ * many for it.
+ *
+ * Owns: the grammar (libconfuse) and its errors, with file and line. Does not own
+ * defaults (options.c).
+ */
+#include "daemon/options.h"
+#include <confuse.h>
+#include <errno.h>
+#include <grp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void tell(cfg_t *cfg, const char *fmt, va_list ap)
+{
+	char line[512];
+
+	vsnprintf(line, sizeof(line), fmt, ap);
+	if (cfg && cfg->filename && cfg->line)
+		log_warn("%s:%d: %s", cfg->filename, cfg->line, line);
+	else
+		log_warn("%s", line);
+}
+
+static int check_size(cfg_t *cfg, cfg_opt_t *opt)
+{
+	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
+	uint64_t bytes;
+
+	if (s && *s && options_size(s, &bytes)) {
+		cfg_error(cfg, "%s: not a size: %s", opt->name, s);
+		return -1;
+	}
+	return 0;
+}
+
+static int check_count(cfg_t *cfg, cfg_opt_t *opt)
+{
+	long v = cfg_opt_getnint(opt, cfg_opt_size(opt) - 1);
+
+	if (v < 0 || v > 0x7fffffff) {
+		cfg_error(cfg, "%s: out of range: %ld", opt->name, v);
+		return -1;
+	}
+	return 0;
+}
+
+static int check_mode(cfg_t *cfg, cfg_opt_t *opt)
+{
+	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
+	char *end;
+
+	if (s && *s && (strtoul(s, &end, 8) > 0777 || *end)) {
+		cfg_error(cfg, "%s: not an octal mode: %s", opt->name, s);
+		return -1;
+	}
+	return 0;
+}
+
+static int check_group(cfg_t *cfg, cfg_opt_t *opt)
+{
+	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
+
+	if (s && *s && !getgrnam(s)) {
+		cfg_error(cfg, "%s: no such group: %s", opt->name, s);
+		return -1;
+	}
+	return 0;
+}
+
+static int check_word(cfg_t *cfg, cfg_opt_t *opt)
+{
+	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
+	enum poll_mode mode;
+	enum log_level level;
+
+	if (!s || !*s)
+		return 0;
+	if (!strcmp(opt->name, "poll") ? options_poll(s, &mode) : log_parse_level(s, &level)) {
+		cfg_error(cfg, "%s: not one of %s: %s", opt->name,
+			  !strcmp(opt->name, "poll") ? "auto, always, never" : "warn, info, debug", s);
+		return -1;
+	}
+	return 0;
+}
+
+static int check_gpu(cfg_t *cfg, cfg_opt_t *opt)
+{
+	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
+	struct options scratch;
+
+	options_init(&scratch);
+	if (s && *s && options_gpu_mem(&scratch, s)) {
+		cfg_error(cfg, "%s: neither a size nor a percentage: %s", opt->name, s);
+		return -1;
+	}
+	return 0;
+}
+
+static gid_t group_of(const char *s)
+{
+	struct group *g = s && *s ? getgrnam(s) : NULL;
+
+	return g ? g->gr_gid : (gid_t)-1;
+}
+
+static int take_listener(struct options *o, cfg_t *sec)
+{
+	struct listener_option l = { NULL, NULL, group_of(cfg_getstr(sec, "group")),
+				     (mode_t)strtoul(cfg_getstr(sec, "mode"), NULL, 8) };
+	struct listener_option *all = reallocarray(o->listeners, o->n_listeners + 1, sizeof(*all));
+
+	if (!all)
+		return -ENOMEM;
+	o->listeners = all;
+	l.path = strdup(cfg_title(sec));
+	l.tenant = strdup(cfg_getstr(sec, "tenant"));
+	if (!l.path || !l.tenant) {
+		free(l.path);
+		free(l.tenant);
+		return -ENOMEM;
+	}
+	o->listeners[o->n_listeners++] = l;
+	return 0;
+}
+
+static void take_limits(struct limits *l, cfg_t *sec)
+{
+	if (!sec)
+		return;
+	l->connections = (uint32_t)cfg_getint(sec, "connections");
+	l->sessions = (uint32_t)cfg_getint(sec, "sessions");
+	l->in_flight = (uint32_t)cfg_getint(sec, "in-flight");
+	l->prio_max = (uint32_t)cfg_getint(sec, "prio-max");
+	options_size(cfg_getstr(sec, "region-bytes"), &l->region_bytes);
+	options_size(cfg_getstr(sec, "all-regions"), &l->all_regions);
+}
+
+static int take_string(char **slot, const char *value)
+{
+	return value && *value ? options_set(slot, value) : 0;
+}
+
+static int take(struct options *o, cfg_t *cfg)
+{
+	int e = 0;
+
+	for (unsigned i = 0; i < cfg_size(cfg, "model") && !e; i++)
+		e = options_add_model(o, cfg_getnstr(cfg, "model", i));
+	for (unsigned i = 0; i < cfg_size(cfg, "listener") && !e; i++)
+		e = take_listener(o, cfg_getnsec(cfg, "listener", i));
+	if (!e)
+		e = take_string(&o->socket, cfg_getstr(cfg, "socket"));
+	if (!e)
+		e = take_string(&o->backend, cfg_getstr(cfg, "backend"));
+	if (!e)
+		e = take_string(&o->route, cfg_getstr(cfg, "route"));
+	if (!e)
+		e = take_string(&o->kv_type, cfg_getstr(cfg, "kv-type"));
+	if (!e)
+		e = take_string(&o->cache_dir, cfg_getstr(cfg, "cache-dir"));
+	if (e)
+		return e;
+	o->n_ctx = (uint32_t)cfg_getint(cfg, "context");
+	o->threads = (uint32_t)cfg_getint(cfg, "threads");
+	o->chunk = (uint32_t)cfg_getint(cfg, "chunk");
+	if (*cfg_getstr(cfg, "kv-mem"))
+		options_size(cfg_getstr(cfg, "kv-mem"), &o->kv_mem);
+	if (*cfg_getstr(cfg, "gpu-mem"))
+		options_gpu_mem(o, cfg_getstr(cfg, "gpu-mem"));
+	if (cfg_size(cfg, "fused-rows"))
+		o->fused_rows = (int32_t)cfg_getint(cfg, "fused-rows");
+	o->no_graphs = cfg_getbool(cfg, "no-graphs");
+	options_poll(cfg_getstr(cfg, "poll"), &o->poll);
+	log_parse_level(cfg_getstr(cfg, "log-level"), &o->log_level);
+	o->drain_ms = (uint32_t)cfg_getint(cfg, "drain-ms");
+	o->hello_ms = (uint32_t)cfg_getint(cfg, "hello-ms");
+	o->park_pages_ms = (uint32_t)cfg_getint(cfg, "park-pages-ms");
+	o->park_end_ms = (uint32_t)cfg_getint(cfg, "park-end-ms");
+	o->socket_mode = (mode_t)strtoul(cfg_getstr(cfg, "socket-mode"), NULL, 8);
+	o->socket_group = group_of(cfg_getstr(cfg, "socket-group"));
+	take_limits(&o->limits, cfg_getsec(cfg, "limits"));
+	return 0;
+}
+
+int config_read(struct options *o)
+{
+	cfg_opt_t limits[] = {
+		CFG_INT("connections", (long)o->limits.connections, CFGF_NONE),
+		CFG_INT("sessions", (long)o->limits.sessions, CFGF_NONE),
+		CFG_INT("in-flight", (long)o->limits.in_flight, CFGF_NONE),
+		CFG_STR("region-bytes", "512M", CFGF_NONE),
+		CFG_STR("all-regions", "4G", CFGF_NONE),
+		CFG_INT("prio-max", (long)o->limits.prio_max, CFGF_NONE),
+		CFG_END()
+	};
+	cfg_opt_t listener[] = {
+		CFG_STR("tenant", "", CFGF_NONE),
+		CFG_STR("group", "", CFGF_NONE),
+		CFG_STR("mode", "0660", CFGF_NONE),
+		CFG_END()
+	};
+	cfg_opt_t opts[] = {
+		CFG_STR_LIST("model", "{}", CFGF_NONE),
+		CFG_STR("socket", "", CFGF_NONE),
+		CFG_STR("socket-mode", "0660", CFGF_NONE),
+		CFG_STR("socket-group", "", CFGF_NONE),
+		CFG_STR("backend", "", CFGF_NONE),
+		CFG_INT("context", 0, CFGF_NONE),
+		CFG_INT("threads", 0, CFGF_NONE),
+		CFG_INT("chunk", 0, CFGF_NONE),
+		CFG_STR("route", "", CFGF_NONE),
+		CFG_STR("kv-type", "", CFGF_NONE),
+		CFG_STR("kv-mem", "", CFGF_NONE),
+		CFG_STR("gpu-mem", "", CFGF_NONE),
+		CFG_INT("fused-rows", 0, CFGF_NODEFAULT),
+		CFG_BOOL("no-graphs", cfg_false, CFGF_NONE),
+		CFG_STR("poll", "auto", CFGF_NONE),
+		CFG_STR("log-level", "info", CFGF_NONE),
+		CFG_STR("cache-dir", "", CFGF_NONE),
+		CFG_INT("drain-ms", (long)o->drain_ms, CFGF_NONE),
+		CFG_INT("hello-ms", (long)o->hello_ms, CFGF_NONE),
+		CFG_INT("park-pages-ms", (long)o->park_pages_ms, CFGF_NONE),
+		CFG_INT("park-end-ms", (long)o->park_end_ms, CFGF_NONE),
+		CFG_SEC("limits", limits, CFGF_NONE),
+		CFG_SEC("listener", listener, CFGF_MULTI | CFGF_TITLE | CFGF_NO_TITLE_DUPES),
+		CFG_END()
+	};
+	static const char *const counts[] = { "context", "threads", "chunk", "fused-rows", "drain-ms", "hello-ms",
+					      "park-pages-ms", "park-end-ms", "limits|connections", "limits|sessions",
+					      "limits|in-flight", "limits|prio-max" };
+	static const char *const sizes[] = { "kv-mem", "limits|region-bytes", "limits|all-regions" };
+	cfg_t *cfg = cfg_init(opts, CFGF_NONE);
+
+	if (!cfg)
+		return -ENOMEM;
+	cfg_set_error_function(cfg, tell);
+	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
+		cfg_set_validate_func(cfg, counts[i], check_count);
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+		cfg_set_validate_func(cfg, sizes[i], check_size);
+	cfg_set_validate_func(cfg, "gpu-mem", check_gpu);
+	cfg_set_validate_func(cfg, "socket-mode", check_mode);
+	cfg_set_validate_func(cfg, "listener|mode", check_mode);
+	cfg_set_validate_func(cfg, "socket-group", check_group);
+	cfg_set_validate_func(cfg, "listener|group", check_group);
+	cfg_set_validate_func(cfg, "poll", check_word);
+	cfg_set_validate_func(cfg, "log-level", check_word);
+
+	int e, r = cfg_parse(cfg, o->config);
+	if (r == CFG_FILE_ERROR) {
+		e = errno ? -errno : -EIO;
+		log_warn("%s: %s", o->config, strerror(-e));
+	} else if (r != CFG_SUCCESS) {
+		e = -EINVAL;
+	} else {
+		e = take(o, cfg);
+		if (e)
+			log_warn("%s: %s", o->config, e == -EINVAL ? "a model entry is not [NAME=]FILE" : strerror(-e));
+	}
+	cfg_free(cfg);
+	return e;
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What aprd is told to do: command line over configuration file over defaults.
+ *
+ * Owns: the one option table (getopt_long, --help and the man page's check live on
+ * it), the values, their ranges. Does not own what they lead to.
+ */
+#ifndef APRD_OPTIONS_H
+#define APRD_OPTIONS_H
+
+#include "daemon/log.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+enum poll_mode { POLL_AUTO, POLL_ALWAYS, POLL_NEVER };
+
+struct model_option {
+	char *name, *path;
+};
+
+struct listener_option { /* the first is the -s socket */
+	char *path;
+	char *tenant; /* "" = the default one */
+	gid_t group;  /* (gid_t)-1 = left as it is */
+	mode_t mode;
+};
+
+struct limits { /* of one identity: (listener's tenant, uid) */
+	uint32_t connections;  /* open client sockets */
+	uint32_t sessions;     /* with regions */
+	uint32_t in_flight;    /* requests taken and unfinished, over all its sessions */
+	uint64_t region_bytes; /* of all its sessions */
+	uint64_t all_regions;  /* of everybody together */
+	uint32_t prio_max;     /* 0 normal, 1 low, 2 high */
+};
+
+struct options {
+	struct model_option *models;
+	size_t n_models;
+	char *socket; /* as given; NULL = the default rule */
+	struct listener_option *listeners;
+	size_t n_listeners;
+	char *backend, *route, *kv_type, *cache_dir, *config;
+	uint32_t n_ctx, threads, chunk;
+	uint64_t kv_mem, gpu_mem;
+	uint32_t gpu_percent;
+	int32_t fused_rows; /* -1 = measured */
+	bool no_graphs, check_config, verbose;
+	enum poll_mode poll;
+	enum log_level log_level;
+	uint32_t drain_ms, hello_ms, park_pages_ms, park_end_ms;
+	struct limits limits;
+	mode_t socket_mode;
+	gid_t socket_group;
+};
+
+struct option_row {
+	int val; /* the short option, or >= 256 */
+	const char *name, *arg, *help; /* long name or NULL; NULL = no argument */
+};
+extern const struct option_row option_table[];
+extern const size_t option_rows;
+
+void options_init(struct options *o);
+void options_free(struct options *o);
+void options_help(FILE *out);
+/* 0 go on; 1 done, exit 0 (--help, --version); 2 wrong usage, said on stderr; -errno another failure, said. */
+int options_parse(struct options *o, int argc, char **argv);
+
+/* Parts that config.c shares. 0 or -EINVAL, -ENOMEM. */
+int options_add_model(struct options *o, const char *arg); /* [NAME=]FILE */
+int options_size(const char *s, uint64_t *bytes);          /* 512M, 4G, 1048576 */
+int options_gpu_mem(struct options *o, const char *s);     /* SIZE or N% */
+int options_set(char **slot, const char *value);
+int options_poll(const char *s, enum poll_mode *mode);
+
+/* config.c: reads o->config into o; a fault is told with file and line on stderr: -EINVAL, or -errno. */
+int config_read(struct options *o);
+
+#endif

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Who is there: identities and what each may have, and sessions with their regions.
+ *
+ * Owns: struct identity, struct session, accounting, fresh region pairs kept ready.
+ * Does not own sockets (conn.c) nor what is in the rings (service.c).
+ *
+ * Threads: made and buried on the io thread. Between attach and bury the fields under
+ * "core" belong to the core thread; geometry and regions are constant.
+ */
+#ifndef APRD_SESSION_H
+#define APRD_SESSION_H
+
+#include "daemon/mailbox.h"
+#include "daemon/options.h"
+#include "shm/check.h"
+#include "shm/region.h"
+#include "shm/ring.h"
+
+struct conn;
+struct core;
+struct request;
+
+struct identity {
+	struct identity *next;
+	char tenant[32];
+	uid_t uid;
+	uint64_t scope; /* prefix pages are shared within it alone */
+	/* io thread */
+	uint32_t connections, sessions, unread; /* unread: WELCOMEs sent, not yet known to be read */
+	uint64_t region_bytes;
+	bool serve; /* somebody who waits for WELCOME may have one */
+	/* core thread */
+	uint32_t in_flight;
+	uint64_t turn; /* when it was last given a slot: the longest ago goes first */
+};
+
+struct session {
+	uint64_t id;
+	struct identity *who;
+	struct apr_geometry geo;
+	struct apr_region req, res;
+	int doorbell;
+	char name[32];
+	bool ring_always;
+
+	/* io thread */
+	struct conn *conn; /* NULL: hung up */
+	struct session *io_next, *io_prev;
+	bool ending;       /* detach was posted */
+	bool cancelling;   /* atomic: the cancel_all letter is on its way */
+	struct mail attach, detach, cancel_all, bury;
+
+	/* core thread to io thread */
+	struct mail wake;
+	void (*on_wake)(void *io, struct mail *m);
+	void (*on_broken)(void *io, struct mail *m);
+	void (*on_bury)(void *io, struct mail *m);
+	uint32_t wake_how;  /* atomic; 0 = the letter is free */
+	struct mail broken; /* the client broke a rule: the io thread ends the session */
+	uint32_t reason;    /* why, enum apr_reason */
+	const char *why;
+
+	/* core */
+	struct core *core;
+	struct apr_rd ring;
+	struct apr_credit credit;
+	struct apr_arena arena;
+	struct apr_check check;
+	uint64_t door;      /* watch of the doorbell */
+	uint64_t hot_until; /* ns */
+	uint64_t last_seen; /* ns: the last look at the SQ */
+	bool gone, detached, hot, dirty, stalled;
+	bool blocked; /* an input is being copied */
+	struct session *dirty_next;
+	struct session *core_next, *core_prev; /* all that are attached */
+	uint32_t unfinished;               /* requests in the table */
+	struct request *table[64]; /* unfinished ones by user_data */
+	struct request *queue[3], **queue_tail[3]; /* by prio: those that wait for a slot */
+	bool in_queue;
+	struct session *queue_next, *queue_prev;   /* core's list of sessions with a queue */
+	uint64_t turn;
+
+	/* intake's lock */
+	struct request *jobs, **jobs_tail;
+	bool in_pool;
+	struct session *pool_next;
+	uint32_t jobs_out; /* core: given to the intake and not yet back */
+};
+
+struct sessions {
+	const struct options *o;
+	uint64_t epoch, next_id, next_scope;
+	struct identity *identities;
+	struct session *all;
+	uint32_t n; /* those not yet buried */
+	uint64_t region_bytes;
+	struct session *spare[4]; /* of default geometry, unused */
+	uint32_t n_spare;
+	struct apr_limits limits;
+};
+
+int sessions_init(struct sessions *t, const struct options *o);
+void sessions_fini(struct sessions *t);
+/* Makes spare pairs until there are enough: for quiet moments. */
+void sessions_refill(struct sessions *t);
+uint64_t sessions_spare_bytes(const struct sessions *t);
+
+/* The identity of a peer, made if need be. The overflow uid is nobody in particular: each of its
+ * connections is an identity of its own. NULL: no memory. */
+struct identity *identity_get(struct sessions *t, const char *tenant, uid_t uid);
+void identity_put(struct sessions *t, struct identity *who); /* frees it when nothing is left */
+
+/* -EDQUOT, -EINVAL, -ENOMEM, ...; *why then says what. */
+int session_new(struct sessions *t, struct identity *who, const struct apr_hello *h, struct session **out, const char **why);
+void session_free(struct sessions *t, struct session *s);
+
+#endif

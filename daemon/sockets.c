@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: MIT */
+/* Owns: listening sockets on paths. See sockets.h. */
+#include "daemon/sockets.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83 /* Linux 6.16 */
+#endif
+
+enum { BACKLOG = 1024 };
+
+static int fault(int e, char *err, size_t errlen, const char *path, const char *what)
+{
+	snprintf(err, errlen, "%s: %s", path, what);
+	return e;
+}
+
+static int make_folder(const char *path, mode_t mode, char *err, size_t errlen)
+{
+	if (mkdir(path, mode) && errno != EEXIST)
+		return fault(-errno, err, errlen, path, strerror(errno));
+	return 0;
+}
+
+int sockets_default(const struct options *o, char *path, size_t n, char *err, size_t errlen)
+{
+	const char *given = o->socket ? o->socket : o->n_listeners ? o->listeners[0].path : getenv("APRD_SOCKET");
+	const char *folder = getenv("RUNTIME_DIRECTORY"), *run = getenv("XDG_RUNTIME_DIR");
+	char made[96];
+	int len;
+
+	if (given && *given) {
+		len = snprintf(path, n, "%s", given);
+	} else if (geteuid() == 0 || (folder && *folder)) {
+		/* systemd makes RuntimeDirectory= and names it; several are parted by colons */
+		int part = folder && *folder ? (int)strcspn(folder, ":") : 0;
+		if (!part)
+			folder = "/run/aprd", part = 9;
+		len = snprintf(path, n, "%.*s/aprd.sock", part, folder);
+		snprintf(made, sizeof(made), "%.*s", part, folder);
+		int e = make_folder(made, 0755, err, errlen);
+		if (e)
+			return e;
+	} else if (run && *run) {
+		len = snprintf(path, n, "%s/aprd/aprd.sock", run);
+		if (snprintf(made, sizeof(made), "%s/aprd", run) >= (int)sizeof(made))
+			return fault(-ENAMETOOLONG, err, errlen, run, "too long for a socket's path");
+		int e = make_folder(made, 0700, err, errlen);
+		if (e)
+			return e;
+	} else {
+		return fault(-ENOENT, err, errlen, "no socket", "XDG_RUNTIME_DIR is not set: name one with -s");
+	}
+	if (len < 0 || (size_t)len >= n)
+		return fault(-ENAMETOOLONG, err, errlen, given ? given : "socket", "too long for a socket's path");
+	return 0;
+}
+
+int sockets_admin_path(const char *path, char *out, size_t n)
+{
+	const char *slash = strrchr(path, '/');
+	int dir = slash ? (int)(slash + 1 - path) : 0, len;
+
+	if (!strcmp(path + dir, "aprd.sock"))
+		len = snprintf(out, n, "%.*sadmin.sock", dir, path);
+	else
+		len = snprintf(out, n, "%s.admin", path);
+	return len < 0 || (size_t)len >= n ? -ENAMETOOLONG : 0;
+}
+
+/* With the lock held: whatever stands at the path goes, if it is a socket. */
+static int clear_path(const char *path, char *err, size_t errlen)
+{
+	struct stat st;
+
+	if (lstat(path, &st))
+		return errno == ENOENT ? 0 : fault(-errno, err, errlen, path, strerror(errno));
+	if (!S_ISSOCK(st.st_mode))
+		return fault(-EEXIST, err, errlen, path, "something that is not a socket is there; it is left alone");
+	if (unlink(path))
+		return fault(-errno, err, errlen, path, strerror(errno));
+	return 0;
+}
+
+static int bind_at(struct listener *l, gid_t group, mode_t mode, char *err, size_t errlen)
+{
+	struct sockaddr_un a = { .sun_family = AF_UNIX };
+	struct stat st;
+	int off = 0;
+
+	memcpy(a.sun_path, l->path, strlen(l->path) + 1);
+	l->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (l->fd < 0)
+		return fault(-errno, err, errlen, l->path, strerror(errno));
+	/* accepted sockets take it over: no descriptor of a client's ever gets in. ENOPROTOOPT before Linux 6.16 */
+	(void)setsockopt(l->fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off));
+	mode_t old = umask(0177); /* nobody gets in between bind and chmod */
+	int r = bind(l->fd, (struct sockaddr *)&a, sizeof(a));
+	int e = errno;
+	umask(old);
+	if (r)
+		return fault(-e, err, errlen, l->path, strerror(e));
+	if (lstat(l->path, &st))
+		return fault(-errno, err, errlen, l->path, strerror(errno));
+	l->dev = st.st_dev;
+	l->ino = st.st_ino;
+	if (group != (gid_t)-1 && lchown(l->path, (uid_t)-1, group))
+		return fault(-errno, err, errlen, l->path, "cannot give it to its group");
+	if (chmod(l->path, mode) || listen(l->fd, BACKLOG))
+		return fault(-errno, err, errlen, l->path, strerror(errno));
+	return 0;
+}
+
+static int lock_beside(const char *path, int *fd, char *err, size_t errlen)
+{
+	char name[128];
+
+	snprintf(name, sizeof(name), "%s.lock", path);
+	*fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (*fd < 0)
+		return fault(-errno, err, errlen, name, strerror(errno));
+	if (flock(*fd, LOCK_EX | LOCK_NB)) {
+		int e = errno;
+		close(*fd);
+		*fd = -1;
+		if (e == EWOULDBLOCK)
+			return fault(-EADDRINUSE, err, errlen, path, "another aprd serves it");
+		return fault(-e, err, errlen, name, strerror(e));
+	}
+	return 0;
+}
+
+int sockets_open(struct listener *l, const char *path, gid_t group, mode_t mode, char *err, size_t errlen)
+{
+	memset(l, 0, sizeof(*l));
+	l->fd = l->lock = -1;
+	if (strlen(path) + sizeof(".admin") > sizeof(l->path))
+		return fault(-ENAMETOOLONG, err, errlen, path, "too long for a socket's path");
+	strcpy(l->path, path);
+	int e = lock_beside(path, &l->lock, err, errlen);
+	if (!e)
+		e = clear_path(path, err, errlen);
+	if (!e)
+		e = bind_at(l, group, mode, err, errlen);
+	if (e)
+		sockets_close(l);
+	return e;
+}
+
+int sockets_open_admin(struct listener *l, const struct listener *first, char *err, size_t errlen)
+{
+	memset(l, 0, sizeof(*l));
+	l->fd = l->lock = -1;
+	l->admin = true;
+	int e = sockets_admin_path(first->path, l->path, sizeof(l->path));
+	if (e)
+		return fault(e, err, errlen, first->path, "too long for an admin socket beside it");
+	e = clear_path(l->path, err, errlen);
+	if (!e)
+		e = bind_at(l, (gid_t)-1, 0600, err, errlen);
+	if (e)
+		sockets_close(l);
+	return e;
+}
+
+void sockets_close(struct listener *l)
+{
+	struct stat st;
+
+	if (l->ino && !lstat(l->path, &st) && S_ISSOCK(st.st_mode) && st.st_dev == l->dev && st.st_ino == l->ino)
+		unlink(l->path);
+	if (l->fd >= 0)
+		close(l->fd);
+	if (l->lock >= 0)
+		close(l->lock); /* gives the lock back; the file stays for whoever comes next */
+	memset(l, 0, sizeof(*l));
+	l->fd = l->lock = -1;
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Owns: what status says, as JSON. Io thread; the core's totals are read as they
+ * stand. See worker.h.
+ */
+#include "daemon/worker.h"
+#include "shm/wire.h"
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MEMORY_ROWS = 256 };
+
+static json_t *hex(const uint8_t *b, size_t n)
+{
+	char text[65];
+
+	for (size_t i = 0; i < n && i < 32; i++)
+		snprintf(text + 2 * i, 3, "%02x", b[i]);
+	return json_string(text);
+}
+
+static json_t *number(uint64_t v)
+{
+	return json_integer((json_int_t)v);
+}
+
+static uint64_t look(const uint64_t *v)
+{
+	return __atomic_load_n(v, __ATOMIC_RELAXED);
+}
+
+static uint32_t look32(const uint32_t *v)
+{
+	return __atomic_load_n(v, __ATOMIC_RELAXED);
+}
+
+static json_t *sampling(const struct apr_loaded *m)
+{
+	struct apr_sampling_request none = { 0 };
+	struct apr_sample_params p;
+	const char *field;
+
+	memset(&p, 0, sizeof(p));
+	if (apr_sampling_resolve(m, &none, &p, &field))
+		return json_null();
+	return json_pack("{s:f,s:I,s:f,s:f,s:f,s:f,s:f,s:i}", "temperature", (double)p.temperature, "top_k", (json_int_t)p.top_k,
+			 "top_p", (double)p.top_p, "min_p", (double)p.min_p, "repeat_penalty", (double)p.repeat_penalty,
+			 "frequency_penalty", (double)p.frequency_penalty, "presence_penalty", (double)p.presence_penalty,
+			 "penalty_window", p.penalty_window);
+}
+
+static json_t *model_row(const struct served *s, const struct apr_loaded_info *i)
+{
+	const struct apr_model *m = apr_loaded_model(s->loaded);
+	json_t *o = json_object();
+
+	json_object_set_new(o, "name", json_string(s->name));
+	json_object_set_new(o, "path", json_string(s->path));
+	json_object_set_new(o, "arch", json_string(m->arch_name));
+	json_object_set_new(o, "n_ctx", number(i->n_ctx));
+	json_object_set_new(o, "n_vocab", number(i->n_vocab));
+	json_object_set_new(o, "numerics", hex(i->numerics, 16));
+	json_object_set_new(o, "route", json_string(i->route));
+	json_object_set_new(o, "bytes", number(i->bytes));
+	json_object_set_new(o, "id", number(s->id));
+	json_object_set_new(o, "kv_type", json_string(i->kv_type));
+	json_object_set_new(o, "weights", hex(m->weights_hash, 32));
+	json_object_set_new(o, "pages_total", number(i->pages_total));
+	json_object_set_new(o, "pages_free", number(i->pages_free));
+	json_object_set_new(o, "pages_cached", number(i->pages_cached));
+	json_object_set_new(o, "sampling", sampling(s->loaded));
+	return o;
+}
+
+static void memory_row(json_t *all, const char *purpose, const char *where, uint64_t bytes, const char *model)
+{
+	json_t *o = json_object();
+
+	json_object_set_new(o, "purpose", json_string(purpose));
+	json_object_set_new(o, "where", json_string(where));
+	json_object_set_new(o, "bytes", number(bytes));
+	if (model && *model)
+		json_object_set_new(o, "model", json_string(model));
+	json_array_append_new(all, o);
+}
+
+static json_t *memory(struct worker *w)
+{
+	struct apr_memory_row *rows = calloc(MEMORY_ROWS, sizeof(*rows));
+	size_t n = rows ? apr_engine_memory(w->engine, rows, MEMORY_ROWS) : 0;
+	json_t *all = json_array();
+
+	for (size_t i = 0; i < n && i < MEMORY_ROWS; i++)
+		memory_row(all, rows[i].purpose, rows[i].where, rows[i].bytes, rows[i].model);
+	free(rows);
+	for (uint32_t i = 0; i < w->models.n_rows; i++)
+		memory_row(all, "vocabulary", "shared memory", w->models.rows[i]->vocab_bytes, w->models.rows[i]->name);
+	memory_row(all, "spare session regions", "shared memory", sessions_spare_bytes(&w->sessions), NULL);
+	memory_row(all, "session regions", "shared memory", w->sessions.region_bytes, NULL);
+	memory_row(all, "tables", "host", sizeof(struct worker), NULL);
+	return all;
+}
+
+static void models(struct worker *w, json_t *o)
+{
+	json_t *all = json_array();
+	uint64_t total = 0, unused = 0;
+
+	pthread_mutex_lock(&w->models.lock);
+	for (uint32_t i = 0; i < w->models.n_rows; i++) {
+		struct apr_loaded_info info;
+		apr_loaded_info(w->models.rows[i]->loaded, &info);
+		total += info.pages_total;
+		unused += info.pages_free;
+		json_array_append_new(all, model_row(w->models.rows[i], &info));
+	}
+	json_object_set_new(o, "models", all);
+	json_object_set_new(o, "memory", memory(w));
+	pthread_mutex_unlock(&w->models.lock);
+	json_object_set_new(o, "kv", json_pack("{s:I,s:I}", "pages_total", (json_int_t)total, "pages_free", (json_int_t)unused));
+}
+
+static json_t *session_rows(struct worker *w, const struct identity *who)
+{
+	json_t *all = json_array();
+
+	for (struct session *s = w->sessions.all; s; s = s->io_next) {
+		if (who && s->who != who)
+			continue;
+		const uint64_t *n = s->ring.res->counters;
+		char name[sizeof(s->name) + 1] = "";
+		for (size_t i = 0; i < sizeof(s->name) && s->name[i]; i++) /* any bytes may have come */
+			name[i] = s->name[i] >= 0x20 && s->name[i] < 0x7f ? s->name[i] : '?';
+		json_t *o = json_pack("{s:I,s:s,s:I,s:s,s:I,s:I,s:I,s:I,s:I,s:I}", "session", (json_int_t)s->id, "name", name, "uid",
+				      (json_int_t)s->who->uid, "tenant", s->who->tenant, "bytes",
+				      (json_int_t)(s->req.size + s->res.size), "sqes", (json_int_t)look(&n[APR_COUNT_SQES]), "cqes",
+				      (json_int_t)look(&n[APR_COUNT_CQES]), "wakes", (json_int_t)look(&n[APR_COUNT_WAKES]), "parked",
+				      (json_int_t)look(&n[APR_COUNT_PARKED]), "tokens", (json_int_t)look(&n[APR_COUNT_TOKENS]));
+		json_array_append_new(all, o ? o : json_null());
+	}
+	return all;
+}
+
+static json_t *totals(const struct core *c)
+{
+	const struct totals *t = &c->t;
+
+	return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "sqes", (json_int_t)look(&t->sqes), "cqes",
+			 (json_int_t)look(&t->cqes), "wakes", (json_int_t)look(&t->wakes), "doorbells",
+			 (json_int_t)look(&t->doorbells), "parked", (json_int_t)look(&t->parked), "tokens",
+			 (json_int_t)look(&t->tokens), "steps", (json_int_t)look(&t->steps), "preempted",
+			 (json_int_t)look(&t->preempted), "finished", (json_int_t)look(&t->finished), "failed",
+			 (json_int_t)look(&t->failed));
+}
+
+char *status_json(struct worker *w, const struct identity *who)
+{
+	static const char *const states[] = { "starting", "loading", "ready", "degraded", "draining" };
+	const struct apr_engine_info *e = &w->core.engine;
+	json_t *o = json_object();
+
+	json_object_set_new(o, "version", json_string(APR_VERSION));
+	json_object_set_new(o, "abi", json_pack("{s:i,s:i}", "major", APR_ABI_MAJOR, "minor", APR_ABI_MINOR));
+	json_object_set_new(o, "pid", number((uint64_t)w->start->supervisor));
+	json_object_set_new(o, "worker_pid", number((uint64_t)getpid()));
+	json_object_set_new(o, "restarts", number(w->start->restarts));
+	json_object_set_new(o, "uptime_s", json_real((double)(apr_now_ns() - w->began) * 1e-9));
+	json_object_set_new(o, "state", json_string(states[w->state]));
+	json_object_set_new(o, "backend", json_pack("{s:s,s:s,s:s,s:b}", "name", e->backend, "device", e->device, "why", e->why,
+						    "fell_back", e->fell_back));
+	models(w, o);
+	json_object_set_new(o, "sessions", number(look32(&w->core.t.sessions)));
+	json_object_set_new(o, "running", number(look32(&w->core.t.running)));
+	json_object_set_new(o, "queued", number(look32(&w->core.t.queued)));
+	json_object_set_new(o, "graphs", json_pack("{s:[],s:[],s:i,s:i}", "prefill", "decode", "bytes", 0, "replays", 0));
+	json_object_set_new(o, "loop", json_pack("{s:s,s:s}", "name", loop_name(w->io), "why", w->loop_why));
+	json_object_set_new(o, "polling", json_pack("{s:i,s:i,s:s}", "poll_us", (int)w->poll_us, "spin_us", (int)w->spin_us, "why",
+						    w->poll_why));
+	json_object_set_new(o, "threads", json_pack("{s:i,s:i}", "compute", (int)e->threads, "usable_cpus", (int)e->usable_cpus));
+	json_object_set_new(o, "connections", number(w->n_conns));
+	json_object_set_new(o, "session_rows", session_rows(w, who));
+	json_object_set_new(o, "totals", totals(&w->core));
+	char *text = json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));
+	json_decref(o);
+	return text;
+}
