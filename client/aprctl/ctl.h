@@ -34,10 +34,10 @@ enum ctl_verb_id {
 	VERB_WARMUP,
 	VERB_DRAIN,
 	VERB_CANCEL,
-	N_VERBS,
 	VERB_CAPTURE,
 	VERB_REPLAY,
-	VERB_CONFORM
+	VERB_CONFORM,
+	N_VERBS
 };
 
 enum ctl_key { /* one a row of the option table */

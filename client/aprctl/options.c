@@ -61,6 +61,10 @@ const struct ctl_verb ctl_verbs[N_VERBS] = {
 	[VERB_WARMUP] = {"warmup", "", "run every recorded step once (admin)", cmd_warmup},
 	[VERB_DRAIN] = {"drain", "[--timeout SECONDS]", "finish what runs, then end (admin)", cmd_drain},
 	[VERB_CANCEL] = {"cancel", "SESSION [USER_DATA]", "cancel a session's requests (admin)", cmd_cancel},
+	[VERB_CAPTURE] = {"capture", "FILE -- VERB...", "run a verb or a program and write all it says and hears to FILE",
+			  cmd_capture},
+	[VERB_REPLAY] = {"replay", "FILE", "say it again and compare the answers", cmd_replay},
+	[VERB_CONFORM] = {"conform", "[--list] [CHECK...]", "check a daemon against the protocol", cmd_conform},
 };
 
 int ctl_find_verb(const char *name)
