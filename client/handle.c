@@ -284,8 +284,9 @@ const char *apr_why(struct apr *c)
 	if (apr_enter(c))
 		return "this process was forked from the one that connected";
 	apr_check_dead(c);
+	const char *why = c->dead ? c->why : "";
 	apr_leave(c, 0);
-	return c->dead ? c->why : "";
+	return why;
 }
 
 int apr_fd(const struct apr *c)

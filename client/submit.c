@@ -189,7 +189,11 @@ int apr_submit(struct apr *c)
 	int e = apr_enter(c);
 	if (e)
 		return e;
+	apr_check_dead(c);
+	bool lost = c->dead && c->rc.sq_tail != c->rc.sq_pub;
 	e = apr_revive(c);
+	if (!e && lost)
+		e = -ECONNRESET; /* what was prepared lay in the old session's ring */
 	if (e)
 		return apr_leave(c, e);
 	uint32_t at = c->rc.sq_pub, first = at;

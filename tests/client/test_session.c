@@ -12,7 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static char path[128], err[256];
+static char path[128];
+static __thread char err[256]; /* threads connect too */
 
 static struct fake *start(const char *script)
 {

@@ -174,7 +174,8 @@ APR_INLINE void apr_sqe_seed(struct apr_sqe *sqe, uint64_t seed)
 
 /* Publishes what was prepared, as far as credits go: max_inflight unfinished requests, one CANCEL at a
  * time. The number submitted (0 if nothing was prepared); what is left stays prepared.
- * -EBUSY nothing could be: take completions first. -EPIPE the session is dead. -ENOMEM (REPLAYABLE). */
+ * -EBUSY nothing could be: take completions first. -EPIPE the session is dead; -ECONNRESET it was, there is a new
+ * one, and what was prepared is gone (prepare it again). -ENOMEM (REPLAYABLE). */
 APR_API int apr_submit(struct apr *c);
 /* Requests submitted whose last entry was not yet marked seen. */
 APR_API uint32_t apr_unfinished(const struct apr *c);
