@@ -9,14 +9,19 @@
  * rounds, which is what a shared machine disturbs least; the read bandwidth that
  * GB/s is set against is measured in the same rounds, all threads summing 256 MiB.
  *
+ * Then all products of one step of two real models, in their order, as one figure:
+ * with one row everything is read once, with 512 rows the head is left out (a prompt
+ * needs it for its last row alone).
+ *
  * stdout: one JSON object a line; stderr: a table.
- * bench_linear [rows …] (default 1 4 512)
+ * bench_linear [-i ISA] [-s] [rows …]   (default 1 4 512; -s: the models' steps alone)
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/pool.h"
@@ -184,6 +189,128 @@ static void bench(struct apr_pool *pool, const struct shape *s, uint32_t rows, e
 	munmap(r.act, act);
 }
 
+/* ---- the products of a model's step ---- */
+
+#define MAX_PARTS 4
+struct region {
+	uint32_t n_in, n;
+	struct {
+		uint32_t type, n_out;
+	} part[MAX_PARTS];
+};
+struct model {
+	const char *name;
+	uint32_t layers, n_regions;
+	struct region region[2][4]; /* even and odd layers */
+	struct region head;
+};
+static const struct model models[] = {
+	{"SmolLM2-135M Q4_1", 30, 4,
+	 {{{576, 3, {{APR_TYPE_Q4_1, 576}, {APR_TYPE_Q4_1, 192}, {APR_TYPE_Q4_1, 192}}},
+	   {576, 1, {{APR_TYPE_Q4_1, 576}}},
+	   {576, 2, {{APR_TYPE_Q4_1, 1536}, {APR_TYPE_Q4_1, 1536}}},
+	   {1536, 1, {{APR_TYPE_Q4_1, 576}}}},
+	  {{576, 3, {{APR_TYPE_Q4_1, 576}, {APR_TYPE_Q4_1, 192}, {APR_TYPE_Q4_1, 192}}},
+	   {576, 1, {{APR_TYPE_Q4_1, 576}}},
+	   {576, 2, {{APR_TYPE_Q4_1, 1536}, {APR_TYPE_Q4_1, 1536}}},
+	   {1536, 1, {{APR_TYPE_Q4_1, 576}}}}},
+	 {576, 1, {{APR_TYPE_Q8_0, 49152}}}},
+	{"Gemma 3 270M Q4_K_M", 18, 4,
+	 {{{640, 3, {{APR_TYPE_Q5_0, 1024}, {APR_TYPE_Q5_0, 256}, {APR_TYPE_Q5_0, 256}}},
+	   {1024, 1, {{APR_TYPE_Q4_K, 640}}},
+	   {640, 2, {{APR_TYPE_Q5_0, 2048}, {APR_TYPE_Q5_0, 2048}}},
+	   {2048, 1, {{APR_TYPE_Q4_K, 640}}}},
+	  {{640, 3, {{APR_TYPE_Q5_0, 1024}, {APR_TYPE_Q5_0, 256}, {APR_TYPE_Q8_0, 256}}},
+	   {1024, 1, {{APR_TYPE_Q4_K, 640}}},
+	   {640, 2, {{APR_TYPE_Q5_0, 2048}, {APR_TYPE_Q5_0, 2048}}},
+	   {2048, 1, {{APR_TYPE_Q6_K, 640}}}}},
+	 {640, 1, {{APR_TYPE_Q8_0, 262144}}}},
+};
+
+struct step {
+	struct apr_pool *pool;
+	uint32_t rows;
+	const char *weights;
+	float *x, *y[MAX_PARTS];
+	void *act;
+	size_t bytes; /* weights read */
+	double macs;
+};
+
+/* Runs the region on weights at s->weights + s->bytes, or only counts where there are none. */
+static void run_region(struct step *s, const struct region *g)
+{
+	struct apr_linear w[MAX_PARTS];
+	const struct apr_linear *ws[MAX_PARTS];
+	size_t ldy[MAX_PARTS];
+	struct apr_act a;
+
+	for (uint32_t i = 0; i < g->n; i++) {
+		w[i] = (struct apr_linear){g->part[i].type, g->n_in, g->part[i].n_out, s->weights + s->bytes};
+		ws[i] = &w[i];
+		ldy[i] = g->part[i].n_out;
+		s->bytes += (apr_panel_bytes(w[i].type, w[i].n_in, w[i].n_out) + 63) / 64 * 64;
+		s->macs += (double)s->rows * g->n_in * g->part[i].n_out;
+	}
+	if (!s->weights)
+		return;
+	apr_act_prepare(s->pool, &a, APR_CPU_INT16, s->x, g->n_in, s->rows, g->n_in, s->act);
+	apr_linear_run(s->pool, &a, g->n, ws, NULL, s->y, ldy);
+}
+
+static void run_step(struct step *s, const struct model *m)
+{
+	s->bytes = 0;
+	s->macs = 0;
+	for (uint32_t l = 0; l < m->layers; l++) {
+		for (uint32_t r = 0; r < m->n_regions; r++)
+			run_region(s, &m->region[l % 2][r]);
+	}
+	if (s->rows == 1)
+		run_region(s, &m->head);
+}
+
+static void bench_step(struct apr_pool *pool, const struct model *m, uint32_t rows, struct reader *rd)
+{
+	struct step s = {.pool = pool, .rows = rows};
+	double best = 1e9, read = 1e9;
+	size_t y = (size_t)rows * 4096 * 4 + ((size_t)1 << 21), x = (size_t)rows * 2048 * 4, w;
+	char *mem;
+
+	run_step(&s, m);
+	w = s.bytes;
+	mem = get(w);
+	fill((uint8_t *)mem, w);
+	s.weights = mem;
+	s.x = get(x);
+	for (size_t i = 0; i < x / 4; i++)
+		s.x[i] = (float)((int)(i * 2654435761u >> 20) - 2048) * 1e-3f;
+	for (int i = 0; i < MAX_PARTS; i++)
+		s.y[i] = get(y);
+	s.act = get(apr_act_bytes(APR_CPU_INT16, rows, 2048));
+	for (int i = 0; i < (rows > 8 ? ROUNDS : 5 * ROUNDS); i++) {
+		double t = now(), rt;
+
+		run_step(&s, m);
+		t = now() - t;
+		rt = read_seconds(pool, rd);
+		best = t < best ? t : best;
+		read = rt < read ? rt : read;
+	}
+	fprintf(stderr, "%-20s rows %3u: %8.0f us, %7.1f rows/s, %6.1f GFLOP/s, %5.1f GB/s = %3.0f %% of %.1f\n", m->name, rows,
+		best * 1e6, rows / best, 2e-9 * s.macs / best, 1e-9 * (double)w / best,
+		100 * ((double)w / best) / ((double)READ_BYTES / read), 1e-9 * (double)READ_BYTES / read);
+	printf("{\"bench\":\"linear_step\",\"model\":\"%s\",\"isa\":\"%s\",\"threads\":%u,\"rows\":%u,\"us\":%.1f,"
+	       "\"rows_per_s\":%.1f,\"gflops\":%.1f,\"gbs\":%.2f,\"read_gbs\":%.2f}\n",
+	       m->name, apr_cpu_isa_name(apr_cpu_isa_current()), apr_pool_threads(pool), rows, best * 1e6, rows / best,
+	       2e-9 * s.macs / best, 1e-9 * (double)w / best, 1e-9 * (double)READ_BYTES / read);
+	munmap(mem, w);
+	munmap(s.x, x);
+	for (int i = 0; i < MAX_PARTS; i++)
+		munmap(s.y[i], y);
+	munmap(s.act, apr_act_bytes(APR_CPU_INT16, rows, 2048));
+}
+
 static void nothing(void *arg, uint32_t i, unsigned worker)
 {
 	(void)arg;
@@ -207,17 +334,35 @@ static void bench_handoff(struct apr_pool *pool)
 	printf("{\"bench\":\"pool\",\"threads\":%u,\"region_us\":%.3f}\n", apr_pool_threads(pool), best * 1e6);
 }
 
+static int force_isa(const char *name)
+{
+	for (int i = APR_ISA_SCALAR; i <= APR_ISA_NEON; i++) {
+		if (strcmp(apr_cpu_isa_name((enum apr_cpu_isa)i), name) == 0)
+			return apr_cpu_isa_force((enum apr_cpu_isa)i);
+	}
+	return -1;
+}
+
 int main(int argc, char **argv)
 {
 	uint32_t rows[16] = {1, 4, 512}, n = 3;
 	struct reader rd = {.part = 1 << 20};
 	struct apr_pool *pool;
+	int opt, steps_only = 0;
 	char *mem;
 
-	for (int i = 1; i < argc && i <= 16; i++) {
-		rows[i - 1] = (uint32_t)strtoul(argv[i], NULL, 10);
-		n = (uint32_t)i;
-		if (!rows[i - 1] || rows[i - 1] > 65536) {
+	while ((opt = getopt(argc, argv, "i:s")) != -1) {
+		if (opt == 's') {
+			steps_only = 1;
+		} else if (opt != 'i' || force_isa(optarg)) {
+			fputs("usage: bench_linear [-i scalar|avx2|avx512|avx512-vnni|neon] [-s] [rows ...]\n", stderr);
+			return 2;
+		}
+	}
+	for (int i = optind; i < argc && i < optind + 16; i++) {
+		n = (uint32_t)(i - optind);
+		rows[n++] = (uint32_t)strtoul(argv[i], NULL, 10);
+		if (!rows[n - 1] || rows[n - 1] > 65536) {
 			fprintf(stderr, "bench_linear: %s: rows must be 1 to 65536\n", argv[i]);
 			return 2;
 		}
@@ -231,12 +376,15 @@ int main(int argc, char **argv)
 	rd.mem = mem;
 	bench_handoff(pool);
 	for (uint32_t i = 0; i < n; i++) {
-		for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; k++) {
+		for (size_t k = 0; k < sizeof models / sizeof models[0]; k++)
+			bench_step(pool, &models[k], rows[i], &rd);
+		for (size_t k = 0; k < sizeof shapes / sizeof shapes[0] && !steps_only; k++) {
 			bench(pool, &shapes[k], rows[i], APR_CPU_INT16, &rd);
 			if (rows[i] >= 64 && apr_type_info(shapes[k].type).block > 1)
 				bench(pool, &shapes[k], rows[i], APR_CPU_F32, &rd);
 		}
 	}
+	munmap(mem, READ_BYTES);
 	apr_pool_free(pool);
 	return 0;
 }
