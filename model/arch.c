@@ -141,7 +141,7 @@ static int by_layer_u32(struct loader *ld, const char *suffix, uint32_t min, uin
 /* By layer in the file, but one value for all of them here. */
 static int uniform_u32(struct loader *ld, const char *suffix, uint32_t min, uint32_t max, uint32_t *out)
 {
-	uint32_t v[APR_MODEL_MAX_LAYERS], i;
+	uint32_t v[APR_MODEL_MAX_LAYERS] = {0}, i;
 	int rc = by_layer_u32(ld, suffix, min, max, v);
 
 	if (rc)
@@ -157,7 +157,7 @@ static int uniform_u32(struct loader *ld, const char *suffix, uint32_t min, uint
 
 static int kv_heads(struct loader *ld)
 {
-	uint32_t v[APR_MODEL_MAX_LAYERS], i;
+	uint32_t v[APR_MODEL_MAX_LAYERS] = {0}, i;
 	struct apr_model *m = ld->m;
 	int rc = by_layer_u32(ld, "attention.head_count_kv", 1, m->n_heads, v);
 
@@ -165,7 +165,7 @@ static int kv_heads(struct loader *ld)
 		return rc;
 	for (i = 0; i < m->n_layers; i++) {
 		m->layers[i].n_kv_heads = rc == -ENOENT ? m->n_heads : v[i];
-		if (m->n_heads % m->layers[i].n_kv_heads)
+		if (!m->layers[i].n_kv_heads || m->n_heads % m->layers[i].n_kv_heads)
 			return gguf_fail(ld->err, ld->errlen, -EINVAL, "key %s: %u does not divide the %u heads",
 			                 full_key(ld, "attention.head_count_kv").s, v[i], m->n_heads);
 	}
@@ -175,12 +175,12 @@ static int kv_heads(struct loader *ld)
 static int heads(struct loader *ld)
 {
 	struct apr_model *m = ld->m;
-	uint32_t even;
+	uint32_t even = 0;
 	int rc = uniform_u32(ld, "attention.head_count", 1, MAX_HEADS, &m->n_heads);
 
 	if (!rc)
 		rc = kv_heads(ld);
-	if (rc)
+	if (rc || !m->n_heads)
 		return rc;
 	even = m->n_embd / m->n_heads;
 	rc = maybe_u32(ld, "attention.key_length", 1, MAX_HEAD_DIM, &m->head_dim);
@@ -248,7 +248,7 @@ static int layer_kinds(struct loader *ld)
 	bool local[APR_MODEL_MAX_LAYERS] = {false};
 	struct apr_model *m = ld->m;
 	uint32_t window = 0, i;
-	float base, local_base;
+	float base = 0.0f, local_base;
 	int rc = default_f32(ld, "rope.freq_base", 1.0f, 1e12f, 10000.0f, &base);
 
 	local_base = base;

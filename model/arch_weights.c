@@ -152,7 +152,7 @@ static int vocabulary(struct loader *ld)
 	char key[64];
 	int rc = find(ld, "token_embd.weight", REQUIRED, &t);
 
-	if (rc)
+	if (rc || !t)
 		return rc;
 	if (t->ne[1] > MAX_VOCAB)
 		return gguf_fail(ld->err, ld->errlen, -ENOTSUP, "tensor token_embd.weight: %llu rows",

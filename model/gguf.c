@@ -86,7 +86,7 @@ static char *part_path(const char *first, uint32_t i, uint32_t n)
 	if (!path)
 		return NULL;
 	tail = (size_t)snprintf(want, sizeof want, "-%05u-of-%05u.gguf", 1u, n);
-	if (len <= tail || strcmp(path + len - tail, want)) {
+	if (len <= tail || strcmp(path + len - tail, want) != 0) {
 		free(path);
 		errno = EINVAL;
 		return NULL;
@@ -140,11 +140,11 @@ static int open_rest(struct gguf *g, const char *path, char *err, size_t errlen)
 		return gguf_fail(err, errlen, -EINVAL, "key split.count: %u parts", count);
 	if (no != 0)
 		return gguf_fail(err, errlen, -EINVAL, "key split.no: this is part %u; open the first one", no + 1);
+	if (count > 1 && !path)
+		return gguf_fail(err, errlen, -EINVAL, "key split.count: %u parts, but only one is given", count);
 	if (count > 1) {
 		struct gguf_part *parts;
 
-		if (!path)
-			return gguf_fail(err, errlen, -EINVAL, "key split.count: %u parts, but only one is given", count);
 		parts = realloc(g->parts, count * sizeof *parts);
 		if (!parts)
 			return gguf_fail(err, errlen, -ENOMEM, "out of memory for %u parts", count);
@@ -152,7 +152,7 @@ static int open_rest(struct gguf *g, const char *path, char *err, size_t errlen)
 		g->parts = parts;
 		g->n_parts = count;
 	}
-	for (i = 1; i < g->n_parts; i++) {
+	for (i = 1; path && i < g->n_parts; i++) {
 		rc = open_rest_part(g, path, i, err, errlen);
 		if (rc)
 			return rc;
@@ -257,7 +257,7 @@ static bool load_int(uint32_t type, const uint8_t *p, int64_t *out)
 
 	switch (type) {
 	case GGUF_U8: case GGUF_BOOL: *out = *p; return true;
-	case GGUF_I8: memcpy(&v.i8, p, 1); *out = v.i8; return true;
+	case GGUF_I8: memcpy(&v.i8, p, 1); *out = (int64_t)v.i8; return true;
 	case GGUF_U16: memcpy(&v.u16, p, 2); *out = v.u16; return true;
 	case GGUF_I16: memcpy(&v.i16, p, 2); *out = v.i16; return true;
 	case GGUF_U32: memcpy(&v.u32, p, 4); *out = v.u32; return true;
@@ -306,7 +306,7 @@ static int get_int(const struct gguf_part *part, const char *key, int64_t min, i
 
 int gguf_part_u32(const struct gguf_part *part, const char *key, uint32_t *out, char *err, size_t errlen)
 {
-	int64_t v;
+	int64_t v = 0;
 	int rc = get_int(part, key, 0, UINT32_MAX, &v, err, errlen);
 
 	if (!rc)
@@ -321,7 +321,7 @@ int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *out, char *err
 
 int gguf_get_i32(const struct gguf *g, const char *key, int32_t *out, char *err, size_t errlen)
 {
-	int64_t v;
+	int64_t v = 0;
 	int rc = get_int(&g->parts[0], key, INT32_MIN, INT32_MAX, &v, err, errlen);
 
 	if (!rc)

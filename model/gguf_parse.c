@@ -364,7 +364,7 @@ static int parse_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_kv, c
 	char magic[4];
 	uint32_t version;
 
-	if (!take(c, magic, sizeof magic) || memcmp(magic, "GGUF", 4))
+	if (!take(c, magic, sizeof magic) || memcmp(magic, "GGUF", 4) != 0)
 		return gguf_fail(err, errlen, -EINVAL, "magic: not a GGUF file");
 	if (!take(c, &version, sizeof version))
 		return gguf_fail(err, errlen, -EINVAL, "version: cut off by the end of the file");
