@@ -194,6 +194,36 @@ VEC void vf_transpose(vf r[VL])
 		r[i + 8] = (vf){q[1][i], q[3][i]};
 	}
 }
+/* Sixteen rows of at least 16 columns of 16 bits, ld apart, to columns of 16, ldd apart; returns the columns done.
+ * One interleaving of rows i and i + 8 turns the bits of (row, column) left by one; four of them, and a register
+ * holds eight rows of one column a 128-bit lane. */
+VEC uint32_t vh_turn(const uint16_t *src, size_t ld, uint32_t left, uint16_t *dst, size_t ldd)
+{
+	__m256i r[VL], t[VL];
+	uint32_t i, round;
+
+	(void)left;
+	APR_UNROLL
+	for (i = 0; i < VL; i++)
+		r[i] = _mm256_loadu_si256((const __m256i *)(src + i * ld));
+	APR_UNROLL
+	for (round = 0; round < 4; round++) {
+		APR_UNROLL
+		for (i = 0; i < 8; i++) {
+			t[2 * i] = _mm256_unpacklo_epi16(r[i], r[i + 8]);
+			t[2 * i + 1] = _mm256_unpackhi_epi16(r[i], r[i + 8]);
+		}
+		APR_UNROLL
+		for (i = 0; i < VL; i++)
+			r[i] = t[i];
+	}
+	APR_UNROLL
+	for (i = 0; i < 8; i++) {
+		_mm256_storeu_si256((__m256i *)(dst + i * ldd), _mm256_permute2x128_si256(r[2 * i], r[2 * i + 1], 0x20));
+		_mm256_storeu_si256((__m256i *)(dst + (i + 8) * ldd), _mm256_permute2x128_si256(r[2 * i], r[2 * i + 1], 0x31));
+	}
+	return 16;
+}
 VEC void vec8_mul_wide(__m256i a, __m256i k, __m256i *hi, __m256i *lo)
 {
 	__m256i even = _mm256_mul_epu32(a, k), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), k);

@@ -123,6 +123,70 @@ VEC void vf_transpose(vf r[VL])
 		r[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
 	}
 }
+VEC void vh_turn16(const uint16_t *src, size_t ld, uint16_t *dst, size_t ldd)
+{
+	__m256i r[VL], t[VL];
+	uint32_t i, round;
+
+	APR_UNROLL
+	for (i = 0; i < VL; i++)
+		r[i] = _mm256_loadu_si256((const __m256i *)(src + i * ld));
+	APR_UNROLL
+	for (round = 0; round < 4; round++) {
+		APR_UNROLL
+		for (i = 0; i < 8; i++) {
+			t[2 * i] = _mm256_unpacklo_epi16(r[i], r[i + 8]);
+			t[2 * i + 1] = _mm256_unpackhi_epi16(r[i], r[i + 8]);
+		}
+		APR_UNROLL
+		for (i = 0; i < VL; i++)
+			r[i] = t[i];
+	}
+	APR_UNROLL
+	for (i = 0; i < 8; i++) {
+		_mm256_storeu_si256((__m256i *)(dst + i * ldd), _mm256_permute2x128_si256(r[2 * i], r[2 * i + 1], 0x20));
+		_mm256_storeu_si256((__m256i *)(dst + (i + 8) * ldd), _mm256_permute2x128_si256(r[2 * i], r[2 * i + 1], 0x31));
+	}
+}
+/* Sixteen rows of at least 16 columns of 16 bits, ld apart, to columns of 16, ldd apart; returns the columns done.
+ * One interleaving of rows i and i + 8 turns the bits of (row, column) left by one; four of them, and a register
+ * holds eight rows of one column a 128-bit lane. */
+VEC uint32_t vh_turn(const uint16_t *src, size_t ld, uint32_t left, uint16_t *dst, size_t ldd)
+{
+	const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+	__m512i r[VL], t[VL];
+	uint32_t i, round;
+
+	if (left < 32) {
+		vh_turn16(src, ld, dst, ldd);
+		return 16;
+	}
+	APR_UNROLL
+	for (i = 0; i < VL; i++)
+		r[i] = _mm512_loadu_si512(src + i * ld);
+	APR_UNROLL
+	for (round = 0; round < 4; round++) {
+		APR_UNROLL
+		for (i = 0; i < 8; i++) {
+			t[2 * i] = _mm512_unpacklo_epi16(r[i], r[i + 8]);
+			t[2 * i + 1] = _mm512_unpackhi_epi16(r[i], r[i + 8]);
+		}
+		APR_UNROLL
+		for (i = 0; i < VL; i++)
+			r[i] = t[i];
+	}
+	APR_UNROLL
+	for (i = 0; i < 8; i++) { /* lanes hold columns i, i + 8, i + 16, i + 24 */
+		__m512i a = _mm512_permutex2var_epi64(r[2 * i], low, r[2 * i + 1]);
+		__m512i b = _mm512_permutex2var_epi64(r[2 * i], high, r[2 * i + 1]);
+
+		_mm256_storeu_si256((__m256i *)(dst + i * ldd), _mm512_castsi512_si256(a));
+		_mm256_storeu_si256((__m256i *)(dst + (i + 8) * ldd), _mm512_extracti64x4_epi64(a, 1));
+		_mm256_storeu_si256((__m256i *)(dst + (i + 16) * ldd), _mm512_castsi512_si256(b));
+		_mm256_storeu_si256((__m256i *)(dst + (i + 24) * ldd), _mm512_extracti64x4_epi64(b, 1));
+	}
+	return 32;
+}
 VEC void vu_mul_wide(vi a, uint32_t m, vi *hi, vi *lo)
 {
 	__m512i k = _mm512_set1_epi32((int32_t)m);

@@ -146,6 +146,35 @@ VEC void vf_transpose(vf r[VL])
 		}
 	memcpy(r, t, sizeof(t));
 }
+/* Sixteen rows of at least 16 columns of 16 bits, ld apart, to columns of 16, ldd apart; returns the columns done.
+ * One interleaving of rows i and i + 8 turns the bits of (row, column) left by one. */
+VEC uint32_t vh_turn(const uint16_t *src, size_t ld, uint32_t left, uint16_t *dst, size_t ldd)
+{
+	uint16x8_t r[VL], t[VL];
+	uint32_t half, i, round;
+
+	(void)left;
+	for (half = 0; half < VL; half += 8) {
+		for (i = 0; i < VL; i++)
+			r[i] = vld1q_u16(src + i * ld + half);
+		APR_UNROLL
+		for (round = 0; round < 4; round++) {
+			APR_UNROLL
+			for (i = 0; i < 8; i++) {
+				t[2 * i] = vzip1q_u16(r[i], r[i + 8]);
+				t[2 * i + 1] = vzip2q_u16(r[i], r[i + 8]);
+			}
+			APR_UNROLL
+			for (i = 0; i < VL; i++)
+				r[i] = t[i];
+		}
+		for (i = 0; i < 8; i++) {
+			vst1q_u16(dst + (half + i) * ldd, r[2 * i]);
+			vst1q_u16(dst + (half + i) * ldd + 8, r[2 * i + 1]);
+		}
+	}
+	return VL;
+}
 VEC void vu_mul_wide(vi a, uint32_t m, vi *hi, vi *lo)
 {
 	uint32x2_t k = vdup_n_u32(m);

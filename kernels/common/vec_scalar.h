@@ -134,6 +134,14 @@ VEC void vf_transpose(vf r[VL])
 			r[j].l[i] = t;
 		}
 }
+VEC uint32_t vh_turn(const uint16_t *src, size_t ld, uint32_t left, uint16_t *dst, size_t ldd)
+{
+	(void)left;
+	for (uint32_t i = 0; i < VL; i++)
+		for (uint32_t j = 0; j < VL; j++)
+			dst[j * ldd + i] = src[i * ld + j];
+	return VL;
+}
 VEC void vu_mul_wide(vi a, uint32_t m, vi *hi, vi *lo)
 {
 	VEC_EACH {

@@ -31,11 +31,33 @@
 #define ATTN_COLS(rows) ((rows) <= 3 ? 2 : 1)
 #endif
 
-/* c[r][0 … 16 nv - 1] (+)= a[r][k] · b[k][…], k ascending */
-VEC void micro(int nr, int nv, uint32_t n_k, const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc,
-               bool add)
+VEC vf kv_load(enum apr_kv_type type, const void *p, size_t i)
+{
+	if (type == APR_KV_F16)
+		return vf_load_half((const uint16_t *)p + i);
+	if (type == APR_KV_BF16)
+		return vf_load_bfloat((const uint16_t *)p + i);
+	return vf_load((const float *)p + i);
+}
+
+/* Where a product's operands lie. b: n_k rows of the given type. */
+struct product {
+	uint32_t n_k, n_vec; /* vectors of 16 columns */
+	const float *a;
+	size_t lda;
+	const void *b;
+	size_t ldb;
+	float *c;
+	size_t ldc;
+};
+
+/* c[r][16 v …] (+)= a[r][k] · b[k][…], k ascending, for nv vectors from v on */
+VEC void micro(int nr, int nv, enum apr_kv_type type, const struct product *p, uint32_t at, bool add)
 {
 	vf acc[ATTN_ROWS][4];
+	const float *a = p->a;
+	float *c = p->c + (size_t)VL * at;
+	size_t b = (size_t)VL * at;
 	int r, v;
 	uint32_t k;
 
@@ -43,17 +65,17 @@ VEC void micro(int nr, int nv, uint32_t n_k, const float *a, size_t lda, const f
 	for (r = 0; r < nr; r++) {
 		APR_UNROLL
 		for (v = 0; v < nv; v++)
-			acc[r][v] = add ? vf_load(c + r * ldc + VL * v) : vf_set1(0.0f);
+			acc[r][v] = add ? vf_load(c + r * p->ldc + VL * v) : vf_set1(0.0f);
 	}
-	for (k = 0; k < n_k; k++) {
+	for (k = 0; k < p->n_k; k++, b += p->ldb) {
 		vf bv[4];
 
 		APR_UNROLL
 		for (v = 0; v < nv; v++)
-			bv[v] = vf_load(b + k * ldb + VL * v);
+			bv[v] = kv_load(type, p->b, b + VL * v);
 		APR_UNROLL
 		for (r = 0; r < nr; r++) {
-			vf x = vf_set1(a[r * lda + k]);
+			vf x = vf_set1(a[r * p->lda + k]);
 
 			APR_UNROLL
 			for (v = 0; v < nv; v++)
@@ -64,55 +86,52 @@ VEC void micro(int nr, int nv, uint32_t n_k, const float *a, size_t lda, const f
 	for (r = 0; r < nr; r++) {
 		APR_UNROLL
 		for (v = 0; v < nv; v++)
-			vf_store(c + r * ldc + VL * v, acc[r][v]);
+			vf_store(c + r * p->ldc + VL * v, acc[r][v]);
 	}
 }
 
-#define MICRO_ROWS(R) \
-	static __attribute__((noinline)) void micro_##R(uint32_t n_k, const float *a, size_t lda, const float *b, size_t ldb, \
-	                                                float *c, size_t ldc, uint32_t n_vec, bool add) \
+VEC void micro_rows(int nr, enum apr_kv_type type, const struct product *p, bool add)
+{
+	uint32_t v = 0;
+
+	if (add)
+		for (; v + ATTN_COLS(nr) <= p->n_vec; v += ATTN_COLS(nr))
+			micro(nr, ATTN_COLS(nr), type, p, v, true);
+	else
+		for (; v + ATTN_COLS(nr) <= p->n_vec; v += ATTN_COLS(nr))
+			micro(nr, ATTN_COLS(nr), type, p, v, false);
+	for (; v < p->n_vec; v++)
+		micro(nr, 1, type, p, v, add);
+}
+
+typedef void panel_fn(const struct product *, bool add);
+#define MICRO(R, T) \
+	static void micro_##R##_##T(const struct product *p, bool add) \
 	{ \
-		uint32_t v = 0; \
-		for (; v + ATTN_COLS(R) <= n_vec; v += ATTN_COLS(R)) \
-			if (add) \
-				micro(R, ATTN_COLS(R), n_k, a, lda, b + VL * v, ldb, c + VL * v, ldc, true); \
-			else \
-				micro(R, ATTN_COLS(R), n_k, a, lda, b + VL * v, ldb, c + VL * v, ldc, false); \
-		for (; v < n_vec; v++) \
-			micro(R, 1, n_k, a, lda, b + VL * v, ldb, c + VL * v, ldc, add); \
+		micro_rows(R, APR_KV_##T, p, add); \
 	}
-MICRO_ROWS(1)
-MICRO_ROWS(2)
-MICRO_ROWS(3)
-MICRO_ROWS(4)
-MICRO_ROWS(5)
-MICRO_ROWS(6)
+#define MICRO_TYPES(R) MICRO(R, F32) MICRO(R, F16) MICRO(R, BF16)
+MICRO_TYPES(1)
+MICRO_TYPES(2)
+MICRO_TYPES(3)
+MICRO_TYPES(4)
+MICRO_TYPES(5)
+MICRO_TYPES(6)
 #if ATTN_ROWS == 8
-MICRO_ROWS(7)
-MICRO_ROWS(8)
+MICRO_TYPES(7)
+MICRO_TYPES(8)
+#define MICRO_LIST(T) micro_1_##T, micro_2_##T, micro_3_##T, micro_4_##T, micro_5_##T, micro_6_##T, micro_7_##T, micro_8_##T
+#else
+#define MICRO_LIST(T) micro_1_##T, micro_2_##T, micro_3_##T, micro_4_##T, micro_5_##T, micro_6_##T
 #endif
 
-/* n_rows <= ATTN_ROWS rows of a times b, into n_vec vectors of c */
-static void panel(uint32_t n_rows, uint32_t n_k, const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc,
-                  uint32_t n_vec, bool add)
+/* n_rows <= ATTN_ROWS */
+static void panel(uint32_t n_rows, enum apr_kv_type type, const struct product *p, bool add)
 {
-	static void (*const by_rows[])(uint32_t, const float *, size_t, const float *, size_t, float *, size_t, uint32_t, bool) = {
-		micro_1, micro_2, micro_3, micro_4, micro_5, micro_6,
-#if ATTN_ROWS == 8
-		micro_7, micro_8,
-#endif
-	};
+	static panel_fn *const by_rows[3][ATTN_ROWS] = {
+		[APR_KV_F16] = {MICRO_LIST(F16)}, [APR_KV_F32] = {MICRO_LIST(F32)}, [APR_KV_BF16] = {MICRO_LIST(BF16)}};
 
-	by_rows[n_rows - 1](n_k, a, lda, b, ldb, c, ldc, n_vec, add);
-}
-
-VEC vf kv_load(enum apr_kv_type type, const void *p, size_t i)
-{
-	if (type == APR_KV_F16)
-		return vf_load_half((const uint16_t *)p + i);
-	if (type == APR_KV_BF16)
-		return vf_load_bfloat((const uint16_t *)p + i);
-	return vf_load((const float *)p + i);
+	by_rows[type][n_rows - 1](p, add);
 }
 
 VEC vf kv_loadn(enum apr_kv_type type, const void *p, size_t i, uint32_t n)
@@ -127,8 +146,21 @@ VEC vf kv_loadn(enum apr_kv_type type, const void *p, size_t i, uint32_t n)
 	return kv_load(type, t, 0);
 }
 
-/* K[64][dim] to float, turned to [dim][64]; keys first … last, in whole sixteens */
-VEC void turn_k(enum apr_kv_type type, const void *k, uint32_t dim, uint32_t first, uint32_t last, float *out)
+/* K[64][dim] of 16 bits, turned to [dim][64]; keys first … last, in whole sixteens */
+static __attribute__((noinline)) void turn_half(const uint16_t *k, uint32_t dim, uint32_t first, uint32_t last, uint16_t *out)
+{
+	uint32_t key, d, i;
+
+	for (key = first & ~15u; key <= last; key += VL) {
+		for (d = 0; d + VL <= dim;)
+			d += vh_turn(k + (size_t)key * dim + d, dim, dim - d, out + (size_t)d * APR_KV_PAGE + key, APR_KV_PAGE);
+		for (; d < dim; d++)
+			for (i = 0; i < VL; i++)
+				out[(size_t)d * APR_KV_PAGE + key + i] = k[(size_t)(key + i) * dim + d];
+	}
+}
+
+static __attribute__((noinline)) void turn_float(const float *k, uint32_t dim, uint32_t first, uint32_t last, float *out)
 {
 	uint32_t key, d, i;
 
@@ -137,19 +169,22 @@ VEC void turn_k(enum apr_kv_type type, const void *k, uint32_t dim, uint32_t fir
 			uint32_t left = dim - d < VL ? dim - d : VL;
 			vf r[VL];
 
-			APR_UNROLL
 			for (i = 0; i < VL; i++)
-				r[i] = kv_loadn(type, k, (size_t)(key + i) * dim + d, left);
+				r[i] = vf_load_upto(k + (size_t)(key + i) * dim + d, left);
 			vf_transpose(r);
-			if (left == VL) {
-				APR_UNROLL
-				for (i = 0; i < VL; i++)
-					vf_store(out + (size_t)(d + i) * APR_KV_PAGE + key, r[i]);
-			} else {
-				for (i = 0; i < left; i++)
-					vf_store(out + (size_t)(d + i) * APR_KV_PAGE + key, r[i]);
-			}
+			for (i = 0; i < left; i++)
+				vf_store(out + (size_t)(d + i) * APR_KV_PAGE + key, r[i]);
 		}
+}
+
+/* 64 columns of K turned, to float; vectors of keys first / 16 … last / 16 */
+VEC void widen_k(enum apr_kv_type type, const uint16_t *k, uint32_t dim, uint32_t first, uint32_t last, float *out)
+{
+	uint32_t d, key;
+
+	for (d = 0; d < dim; d++)
+		for (key = first & ~15u; key <= last; key += VL)
+			vf_store(out + (size_t)d * APR_KV_PAGE + key, kv_load(type, k, (size_t)d * APR_KV_PAGE + key));
 }
 
 VEC void widen_v(enum apr_kv_type type, const void *v, uint32_t dim, uint32_t first, uint32_t last, float *out)
@@ -161,24 +196,42 @@ VEC void widen_v(enum apr_kv_type type, const void *v, uint32_t dim, uint32_t fi
 			vf_store(out + (size_t)key * ldv + d, kv_loadn(type, v, (size_t)key * dim + d, dim - d));
 }
 
-static __attribute__((noinline)) void block_k(enum apr_kv_type t, const void *k, uint32_t dim, uint32_t first, uint32_t last, float *out)
+/* A block's K or V as the products read it: of which type, and where. */
+struct operand {
+	enum apr_kv_type type;
+	const void *at;
+};
+
+/* few: used by so few rows that widening in registers is cheaper than to memory */
+static struct operand block_k(enum apr_kv_type t, const void *k, uint32_t dim, uint32_t first, uint32_t last, bool few,
+                              const struct apr_attn_work *w)
 {
+	if (t == APR_KV_F32) {
+		turn_float(k, dim, first, last, w->block);
+		return (struct operand){APR_KV_F32, w->block};
+	}
+	turn_half(k, dim, first, last, w->half);
+	if (few)
+		return (struct operand){t, w->half};
 	if (t == APR_KV_F16)
-		turn_k(APR_KV_F16, k, dim, first, last, out);
-	else if (t == APR_KV_BF16)
-		turn_k(APR_KV_BF16, k, dim, first, last, out);
+		widen_k(APR_KV_F16, w->half, dim, first, last, w->block);
 	else
-		turn_k(APR_KV_F32, k, dim, first, last, out);
+		widen_k(APR_KV_BF16, w->half, dim, first, last, w->block);
+	return (struct operand){APR_KV_F32, w->block};
 }
 
-static __attribute__((noinline)) void block_v(enum apr_kv_type t, const void *v, uint32_t dim, uint32_t first, uint32_t last, float *out)
+static struct operand block_v(enum apr_kv_type t, const void *v, uint32_t dim, uint32_t first, uint32_t last, bool few,
+                              const struct apr_attn_work *w)
 {
+	if (dim % VL == 0 && (few || t == APR_KV_F32))
+		return (struct operand){t, v};
 	if (t == APR_KV_F16)
-		widen_v(APR_KV_F16, v, dim, first, last, out);
+		widen_v(APR_KV_F16, v, dim, first, last, w->block);
 	else if (t == APR_KV_BF16)
-		widen_v(APR_KV_BF16, v, dim, first, last, out);
+		widen_v(APR_KV_BF16, v, dim, first, last, w->block);
 	else
-		widen_v(APR_KV_F32, v, dim, first, last, out);
+		widen_v(APR_KV_F32, v, dim, first, last, w->block);
+	return (struct operand){APR_KV_F32, w->block};
 }
 
 /* One tile and KV head at work on one segment. */
@@ -188,6 +241,7 @@ struct seg {
 	const struct apr_attn_work *w;
 	uint32_t kvh, group, rows; /* rows of the tile: positions × group */
 	uint32_t start;            /* the segment's first key */
+	bool few;                  /* see block_k */
 };
 
 /* Keys of the segment that row r sees: [*a, *b) counted from the segment's start; empty where *a >= *b. */
@@ -215,8 +269,9 @@ static const uint8_t *kv_block(const struct seg *g, uint32_t block, bool v)
 static void seg_scores(const struct seg *g, uint32_t block, uint32_t first, uint32_t last)
 {
 	uint32_t dim = g->op->k_dim, base = block * APR_KV_PAGE, r;
+	struct operand k = block_k(g->op->kv.group->type, kv_block(g, block, false), dim, first, last, g->few, g->w);
+	size_t size = k.type == APR_KV_F32 ? 4 : 2;
 
-	block_k(g->op->kv.group->type, kv_block(g, block, false), dim, first, last, g->w->block);
 	for (r = 0; r < g->rows; r += ATTN_ROWS) {
 		uint32_t n = g->rows - r < ATTN_ROWS ? g->rows - r : ATTN_ROWS, a, b, unused;
 
@@ -227,8 +282,11 @@ static void seg_scores(const struct seg *g, uint32_t block, uint32_t first, uint
 		if (b <= base + a)
 			continue;
 		a &= ~15u;
-		panel(n, dim, g->w->q + (size_t)r * dim, dim, g->w->block + a, APR_KV_PAGE,
-		      g->w->s + (size_t)r * APR_KV_SEGMENT + base + a, APR_KV_SEGMENT, (b - base - a + VL - 1) / VL, false);
+		panel(n, k.type,
+		      &(struct product){.n_k = dim, .n_vec = (b - base - a + VL - 1) / VL, .a = g->w->q + (size_t)r * dim, .lda = dim,
+		                        .b = (const uint8_t *)k.at + size * a, .ldb = APR_KV_PAGE,
+		                        .c = g->w->s + (size_t)r * APR_KV_SEGMENT + base + a, .ldc = APR_KV_SEGMENT},
+		      false);
 	}
 }
 
@@ -264,13 +322,25 @@ VEC void seg_soft_max(const struct seg *g, uint32_t r, uint32_t a, uint32_t b)
 	g->w->ml[4 * (size_t)r + 1] = vf_sum(sum);
 }
 
-/* o of n rows from r on += weights · V over the keys of this block that each row sees */
-static void seg_values(const struct seg *g, uint32_t block, uint32_t r, uint32_t n)
+/* o of n rows from r on += weights · V, keys from … to - 1 of the block */
+static void add_values(const struct seg *g, uint32_t block, uint32_t r, uint32_t n, uint32_t from, uint32_t to,
+                       const struct operand *v)
 {
-	uint32_t ldv = apr_attn_ldv(g->op->v_dim), nv = ldv / VL, base = block * APR_KV_PAGE, i;
-	uint32_t a[ATTN_ROWS] = {0}, b[ATTN_ROWS] = {0}, from, to;
-	const float *s = g->w->s + (size_t)r * APR_KV_SEGMENT, *v = g->w->block;
-	float *o = g->w->o + (size_t)r * ldv;
+	uint32_t ldv = apr_attn_ldv(g->op->v_dim);
+	size_t size = v->type == APR_KV_F32 ? 4 : 2;
+
+	if (from < to)
+		panel(n, v->type,
+		      &(struct product){.n_k = to - from, .n_vec = ldv / VL,
+		                        .a = g->w->s + (size_t)r * APR_KV_SEGMENT + block * APR_KV_PAGE + from, .lda = APR_KV_SEGMENT,
+		                        .b = (const uint8_t *)v->at + size * ldv * from, .ldb = ldv, .c = g->w->o + (size_t)r * ldv, .ldc = ldv},
+		      true);
+}
+
+/* The same over the keys of this block that each row sees */
+static void seg_values(const struct seg *g, uint32_t block, uint32_t r, uint32_t n, const struct operand *v)
+{
+	uint32_t base = block * APR_KV_PAGE, i, a[ATTN_ROWS] = {0}, b[ATTN_ROWS] = {0}, from, to;
 
 	for (i = 0; i < n; i++) {
 		seen(g, r + i, &a[i], &b[i]);
@@ -280,21 +350,16 @@ static void seg_values(const struct seg *g, uint32_t block, uint32_t r, uint32_t
 	}
 	from = a[n - 1]; /* later rows begin and end no earlier */
 	to = b[0];
-	s += base;
-	for (i = 0; i < n; i++) { /* keys before the common ones, or all of them where there are none */
-		uint32_t end = from < to ? from : b[i];
-
-		if (a[i] < end)
-			panel(1, end - a[i], s + (size_t)i * APR_KV_SEGMENT + a[i], APR_KV_SEGMENT, v + (size_t)a[i] * ldv, ldv,
-			      o + (size_t)i * ldv, ldv, nv, true);
-	}
-	if (from >= to)
+	if (from >= to) { /* no key that all of them see */
+		for (i = 0; i < n; i++)
+			add_values(g, block, r + i, 1, a[i], b[i], v);
 		return;
-	panel(n, to - from, s + from, APR_KV_SEGMENT, v + (size_t)from * ldv, ldv, o, ldv, nv, true);
+	}
 	for (i = 0; i < n; i++)
-		if (to < b[i])
-			panel(1, b[i] - to, s + (size_t)i * APR_KV_SEGMENT + to, APR_KV_SEGMENT, v + (size_t)to * ldv, ldv,
-			      o + (size_t)i * ldv, ldv, nv, true);
+		add_values(g, block, r + i, 1, a[i], from, v);
+	add_values(g, block, r, n, from, to, v);
+	for (i = 0; i < n; i++)
+		add_values(g, block, r + i, 1, to, b[i], v);
 }
 
 /* m, l of each row that sees a key of the segment, and its o; the others get m = -inf and l = 0. */
@@ -321,10 +386,11 @@ static void seg_run(const struct seg *g)
 	memset(g->w->o, 0, (size_t)g->rows * ldv * sizeof(float));
 	for (block = a / APR_KV_PAGE; block * APR_KV_PAGE < b; block++) {
 		uint32_t base = block * APR_KV_PAGE, end = b - base < APR_KV_PAGE ? b - base : APR_KV_PAGE;
+		struct operand v = block_v(g->op->kv.group->type, kv_block(g, block, true), g->op->v_dim, a > base ? a - base : 0,
+		                           end - 1, g->few, g->w);
 
-		block_v(g->op->kv.group->type, kv_block(g, block, true), g->op->v_dim, a > base ? a - base : 0, end - 1, g->w->block);
 		for (r = 0; r < g->rows; r += ATTN_ROWS)
-			seg_values(g, block, r, g->rows - r < ATTN_ROWS ? g->rows - r : ATTN_ROWS);
+			seg_values(g, block, r, g->rows - r < ATTN_ROWS ? g->rows - r : ATTN_ROWS, &v);
 	}
 }
 
@@ -395,6 +461,7 @@ static void attn_tile(const struct apr_op_attn *op, const struct apr_attn_tile *
 	size_t q_row = (size_t)op->n_heads * op->k_dim, q_group = (size_t)g.group * op->k_dim;
 
 	g.rows = tile->n * g.group;
+	g.few = g.rows <= 8;
 	for (i = 0; i < tile->n; i++)
 		memcpy(w->q + i * q_group, op->q + (tile->row + i) * q_row + kvh * q_group, q_group * sizeof(float));
 	for (i = seg; i < seg_end; i++) {

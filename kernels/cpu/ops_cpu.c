@@ -78,7 +78,7 @@ static size_t act_bytes(const struct apr_cpu_limits *l, uint32_t rows, bool *bad
 
 struct places {
 	size_t h, k, v, up, act, tiles, order, work, part, buffers, end;
-	size_t q, s, block, o, total, ml, worker; /* of one worker's buffers */
+	size_t q, s, block, half, o, total, ml, worker; /* of one worker's buffers */
 	uint32_t part_pairs;
 };
 
@@ -107,6 +107,7 @@ static bool place(const struct apr_cpu_limits *l, unsigned threads, struct place
 	p->q = take(&w, tile, l->k_dim, sizeof(float));
 	p->s = take(&w, tile, APR_KV_SEGMENT, sizeof(float));
 	p->block = take(&w, APR_KV_PAGE, dim, sizeof(float));
+	p->half = take(&w, APR_KV_PAGE, dim, sizeof(uint16_t));
 	p->o = take(&w, tile, ldv, sizeof(float));
 	p->total = take(&w, tile, ldv, sizeof(float));
 	p->ml = take(&w, tile, 4, sizeof(float));
@@ -152,6 +153,7 @@ struct apr_cpu_scratch *apr_cpu_scratch_init(const struct apr_cpu_limits *l, str
 		s->work[i] = (struct apr_attn_work){.q = (float *)(b + p.q),
 		                                    .s = (float *)(b + p.s),
 		                                    .block = (float *)(b + p.block),
+		                                    .half = (uint16_t *)(b + p.half),
 		                                    .o = (float *)(b + p.o),
 		                                    .total = (float *)(b + p.total),
 		                                    .ml = (float *)(b + p.ml)};

@@ -28,6 +28,7 @@ struct apr_attn_work {
 	float *q;      /* [rows][k_dim] */
 	float *s;      /* [rows][APR_KV_SEGMENT]: scores, then weights */
 	float *block;  /* one block as float: K as [k_dim][64], V as [64][ldv] */
+	uint16_t *half; /* K as [k_dim][64], not widened */
 	float *o;      /* [rows][ldv] of the segment at hand */
 	float *total;  /* [rows][ldv] merged so far */
 	float *ml;     /* [rows][4]: m and l of the segment, m and l merged so far */
