@@ -9,6 +9,8 @@
 #ifndef APR_TOK_H
 #define APR_TOK_H
 
+#include <stdatomic.h>
+
 #include "model/gguf.h"
 #include "model/pretok.h"
 #include "model/tok_map.h"
@@ -23,6 +25,10 @@ struct tok_special { /* pieces matched in text as a whole, sorted by their bytes
 	uint32_t first[257]; /* those that begin with byte b: first[b] .. first[b + 1] */
 };
 
+/* What merging a piece's own bytes gives. Found when first needed and then kept: whichever thread finds it,
+ * finds the same, so relaxed loads and stores are enough and the tokenizer is still immutable to its callers. */
+enum tok_whole { TOK_NOT_YET, TOK_WHOLE /* the piece alone */, TOK_PARTS };
+
 struct apr_tokenizer {
 	uint32_t n;
 	bool spm;
@@ -31,15 +37,16 @@ struct apr_tokenizer {
 	uint32_t *start;  /* n + 1 offsets into bytes */
 	uint32_t byte_id[256]; /* APR_NO_ID: the vocabulary cannot write this byte alone */
 	struct tok_text_map by_bytes; /* NORMAL pieces by their bytes */
+	_Atomic uint8_t *whole;       /* enum tok_whole, by id */
 	struct tok_special always, with_flag; /* USER pieces; those and CONTROL ones */
 	/* BPE */
 	enum apr_pretok pre;
-	bool whole_first; /* a pre-token that is a piece is taken as it is, merges or not (llama-bpe) */
 	struct tok_pair_map merges;
 	/* SPM */
 	float *score;
 	bool space_prefix;
 	uint32_t max_piece; /* bytes of the longest NORMAL piece */
+	uint8_t joins[8192]; /* bit (a << 8 | b): byte b follows a somewhere in a NORMAL piece */
 
 	int64_t bos;
 	bool adds_bos;

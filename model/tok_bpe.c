@@ -49,19 +49,19 @@ static void merge_all(const struct apr_tokenizer *t, struct sym *sym, uint32_t n
 	}
 }
 
+/* Most pieces of text are a piece of the vocabulary, and most of those come out of merging whole:
+ * once that is known, one look-up does. (Under llama-bpe it is so by definition.) */
 static int encode_piece(const struct apr_tokenizer *t, const char *text, size_t len, struct tok_scratch *s,
                         struct tok_out *o)
 {
+	uint32_t i, n = (uint32_t)len, id, whole;
 	struct tok_heap h;
 	struct sym *sym;
-	uint32_t i, n = (uint32_t)len, id;
 	int rc;
 
-	if (t->whole_first) {
-		id = tok_text_map_get(&t->by_bytes, text, len);
-		if (id != APR_NO_ID)
-			return tok_push(o, id);
-	}
+	whole = len <= t->max_piece ? tok_text_map_get(&t->by_bytes, text, len) : APR_NO_ID;
+	if (whole != APR_NO_ID && atomic_load_explicit(&t->whole[whole], memory_order_relaxed) == TOK_WHOLE)
+		return tok_push(o, whole);
 	rc = tok_scratch_fit(s, len, sizeof *sym);
 	if (rc)
 		return rc;
@@ -74,6 +74,8 @@ static int encode_piece(const struct apr_tokenizer *t, const char *text, size_t 
 	}
 	h = (struct tok_heap){s->heap, 0};
 	merge_all(t, sym, n, &h);
+	if (whole != APR_NO_ID)
+		atomic_store_explicit(&t->whole[whole], sym[0].id == whole ? TOK_WHOLE : TOK_PARTS, memory_order_relaxed);
 	for (i = 0; i != TOK_NO_SYM && !rc; i = sym[i].next)
 		rc = tok_push(o, sym[i].id);
 	return rc;

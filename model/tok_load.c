@@ -128,7 +128,8 @@ static int open_tokens(struct load *ld)
 	ld->t->kind = calloc(ld->t->n, sizeof *ld->t->kind);
 	ld->t->start = calloc((size_t)ld->t->n + 1, sizeof *ld->t->start);
 	ld->t->bytes = malloc(total ? total : 1);
-	if (!ld->t->kind || !ld->t->start || !ld->t->bytes || tok_text_map_init(&ld->by_text, ld->t->n) ||
+	ld->t->whole = calloc(ld->t->n, sizeof *ld->t->whole);
+	if (!ld->t->kind || !ld->t->start || !ld->t->whole || !ld->t->bytes || tok_text_map_init(&ld->by_text, ld->t->n) ||
 	    tok_text_map_init(&ld->t->by_bytes, ld->t->n))
 		return FAIL(ld, -ENOMEM, "out of memory for %u pieces", ld->t->n);
 	return 0;
@@ -179,11 +180,18 @@ static int read_pieces(struct load *ld)
 	return 0;
 }
 
+static void set_joins(struct apr_tokenizer *t, uint8_t a, uint8_t b)
+{
+	unsigned bit = (unsigned)a << 8 | b;
+
+	t->joins[bit / 8] |= (uint8_t)(1u << bit % 8);
+}
+
 /* After the delimiters are known: pieces that merging may give, and those of a single byte. */
 static void index_pieces(struct load *ld)
 {
 	struct apr_tokenizer *t = ld->t;
-	uint32_t i, len;
+	uint32_t i, len, at;
 
 	memset(t->byte_id, 0xff, sizeof t->byte_id);
 	for (i = 0; i < t->n; i++) {
@@ -195,6 +203,11 @@ static void index_pieces(struct load *ld)
 		if (t->kind[i] != APR_PIECE_NORMAL || !len)
 			continue;
 		tok_text_map_add(&t->by_bytes, s, len, i);
+		/* llama-bpe takes a pre-token that is a piece as it is, merges or not */
+		if (!t->spm && t->pre == APR_PRETOK_LLAMA3)
+			atomic_init(&t->whole[i], TOK_WHOLE);
+		for (at = 1; t->spm && at < len; at++)
+			set_joins(t, (uint8_t)s[at - 1], (uint8_t)s[at]);
 		t->max_piece = len > t->max_piece ? len : t->max_piece;
 	}
 }
@@ -290,7 +303,6 @@ static int read_model(struct load *ld)
 	if (!apr_pretok_find(s, &ld->t->pre))
 		return FAIL(ld, -ENOTSUP, "key " KEY "pre: unknown pre-tokenizer \"%s\"",
 		            gguf_printable(s, shown, sizeof shown));
-	ld->t->whole_first = ld->t->pre == APR_PRETOK_LLAMA3;
 	return 0;
 }
 

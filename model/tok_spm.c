@@ -120,28 +120,63 @@ static uint32_t split(const char *text, size_t len, struct sym *sym)
 	return n;
 }
 
+/* One stretch that no merge can cross. As in tok_bpe.c, what is known to come out whole is not merged again. */
+static int encode_stretch(const struct apr_tokenizer *t, const char *text, size_t len, struct tok_scratch *s,
+                          struct tok_out *o)
+{
+	uint32_t whole = len <= t->max_piece ? tok_text_map_get(&t->by_bytes, text, len) : APR_NO_ID, i;
+	struct tok_heap h;
+	struct sym *sym;
+	int rc;
+
+	if (whole != APR_NO_ID && atomic_load_explicit(&t->whole[whole], memory_order_relaxed) == TOK_WHOLE)
+		return tok_push(o, whole);
+	rc = tok_scratch_fit(s, len, sizeof *sym);
+	if (rc)
+		return rc;
+	sym = s->sym;
+	h = (struct tok_heap){s->heap, 0};
+	merge_all(t, text, sym, split(text, len, sym), &h);
+	if (whole != APR_NO_ID)
+		atomic_store_explicit(&t->whole[whole], sym[0].len == len ? TOK_WHOLE : TOK_PARTS, memory_order_relaxed);
+	for (i = 0; i != TOK_NO_SYM && !rc; i = sym[i].next)
+		rc = emit(t, text + sym[i].start, sym[i].len, o);
+	return rc;
+}
+
+/* The end of the stretch that starts at pos: the first place where two bytes meet that do so in no piece, so
+ * that no merge can reach over it and both sides may be merged on their own. (Most often before a space.) */
+static size_t stretch_end(const struct apr_tokenizer *t, const char *text, size_t len, size_t pos)
+{
+	int32_t cp;
+
+	do {
+		pos += apr_utf8_next(text + pos, len - pos, &cp);
+		if (pos < len) {
+			unsigned bit = (unsigned)(uint8_t)text[pos - 1] << 8 | (uint8_t)text[pos];
+
+			if (!(t->joins[bit / 8] >> bit % 8 & 1))
+				break;
+		}
+	} while (pos < len);
+	return pos;
+}
+
 int tok_spm(const struct apr_tokenizer *t, const char *text, size_t len, bool prefix, struct tok_scratch *s,
             struct tok_out *o)
 {
-	struct tok_heap h;
-	struct sym *sym;
+	size_t n_bytes, pos, end;
 	char *copy;
-	size_t n_bytes;
-	uint32_t i;
-	int rc;
+	int rc = 0;
 
 	if (!len)
 		return 0;
 	copy = with_spaces(text, len, prefix, &n_bytes);
 	if (!copy)
 		return -ENOMEM;
-	rc = tok_scratch_fit(s, n_bytes, sizeof *sym);
-	if (!rc) {
-		sym = s->sym;
-		h = (struct tok_heap){s->heap, 0};
-		merge_all(t, copy, sym, split(copy, n_bytes, sym), &h);
-		for (i = 0; i != TOK_NO_SYM && !rc; i = sym[i].next)
-			rc = emit(t, copy + sym[i].start, sym[i].len, o);
+	for (pos = 0; pos < n_bytes && !rc; pos = end) {
+		end = stretch_end(t, copy, n_bytes, pos);
+		rc = encode_stretch(t, copy + pos, end - pos, s, o);
 	}
 	free(copy);
 	return rc;

@@ -35,6 +35,7 @@ void apr_tokenizer_free(struct apr_tokenizer *t)
 	free(t->bytes);
 	free(t->start);
 	free(t->score);
+	free(t->whole);
 	free(t->always.id);
 	free(t->with_flag.id);
 	tok_text_map_free(&t->by_bytes);
