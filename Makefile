@@ -162,6 +162,12 @@ $(EXAMPLE_PROGS): $(B)/examples/%: $(B)/obj/examples/%.o $(B)/libaprclient.a
 
 include scripts/targets.mk
 
+# The CUDA kernels, where they can be compiled
+NVCC := $(shell command -v nvcc 2>/dev/null)
+ifneq ($(NVCC),)
+include kernels/cuda/cuda.mk
+endif
+
 .PHONY: clean
 clean:
 	rm -rf build

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+# The CUDA kernels and their checks. Included by the root Makefile only where nvcc is
+# found; `make all` builds none of it. One nvcc at a time: it is heavy on memory.
+#
+#   make cuda        the kernels' archive and the checks' program
+#   make check-cuda  runs the checks (exits 77, loudly, where there is no GPU)
+
+NVCC_FLAGS := -O3 -std=c++17 -fmad=false -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra \
+	-Werror all-warnings -I.
+CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard kernels/cuda/*.cu)))
+CUDA_CHECK_OBJ := $(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard tests/cuda/*.cu)))
+CUDA_CHECK := $(B)/tests/cuda/check_cuda
+
+$(B)/obj/%.o: %.cu kernels/cuda/cuda.mk
+	@mkdir -p $(@D)
+	flock $(B)/nvcc.lock nice -n 10 $(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
+$(B)/libkernels-cuda.a: $(CUDA_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+# static runtime and C++ library: the program runs where only a driver is
+$(CUDA_CHECK): $(CUDA_CHECK_OBJ) $(B)/libkernels-cuda.a
+	@mkdir -p $(@D)
+	$(NVCC) -Xcompiler -static-libstdc++,-static-libgcc -o $@ $^
+
+.PHONY: cuda check-cuda
+cuda: $(B)/libkernels-cuda.a $(CUDA_CHECK)
+check-cuda: cuda
+	$(CUDA_CHECK)

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The ops of kernels/ops.h as launches on a CUDA stream, and the weights they read.
+ *
+ * Owns: the device layout of weights (decode tiles), the launch functions, what
+ * scratch they need. Does not own streams, graphs, cuBLAS, memory or the step
+ * (graphs/). Nothing here allocates, waits for the device or copies: every function
+ * that takes a struct apr_cuda_launch only enqueues, and may be captured.
+ *
+ * Rows: addresses of the step's rows are fixed; what they hold is read on the
+ * device (struct apr_cuda_rows), so a captured launch serves every step of its
+ * bucket. l->bucket is the number of rows that the launch can serve; rows at or
+ * past *rows.n are not read and not written. slot[i] == APR_CUDA_DEAD: row i
+ * computes nothing that is kept: no KV is written for it and its o is zero.
+ *
+ * Bits: a row's results depend on that row alone: not on the bucket, its place in
+ * it, the other rows, the page placement nor the grid. apr_cuda_decode_* and
+ * apr_cuda_prefill_* are two arithmetics (ENGINE, section 1).
+ *
+ * Returns: 0; -ENOTSUP (a shape or type with no kernel; nothing enqueued);
+ * -EINVAL; -EIO where the CUDA runtime refused a launch (cudaGetLastError has it).
+ */
+#ifndef APR_KERNELS_CUDA_OPS_CUDA_H
+#define APR_KERNELS_CUDA_OPS_CUDA_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define APR_CUDA_DEAD 0xffffffffu
+#define APR_CUDA_DECODE_ROWS 64u /* the largest decode bucket */
+
+/* ---- weights -------------------------------------------------------------------- */
+
+/* How a weight lies in decode tiles. Types without tiles of their own become F16. */
+enum apr_cuda_tile {
+	APR_TILE_Q4_K, APR_TILE_Q6_K, APR_TILE_Q8_0, APR_TILE_Q4_1, APR_TILE_Q5_0, APR_TILE_F16, APR_TILE_BF16, APR_TILE_N
+};
+
+/* Order of rows in the tiles, so that what an epilogue joins lies side by side. */
+enum apr_cuda_order {
+	APR_ORDER_PLAIN,
+	APR_ORDER_ROPE_HALVES, /* in each head of dim rows: i and i + half are neighbours, i < half */
+	APR_ORDER_GATE_UP      /* eight rows of the first matrix, eight of the second, and so on */
+};
+
+struct apr_mat { /* lives as long as the model; everything it points to is device memory */
+	uint32_t type;        /* enum apr_type, as in the file */
+	uint32_t tile;        /* enum apr_cuda_tile */
+	uint32_t n_in, n_out; /* n_out counts both matrices of APR_ORDER_GATE_UP */
+	uint32_t order, dim, half;
+	const uint8_t *tiles; /* 128-aligned */
+};
+
+/* The tile that a file's type becomes. */
+uint32_t apr_cuda_tile_of(uint32_t type);
+/* Bytes of the tiles; 0 where the shape is not one we can read (n_in not a multiple of the block, 0, too large). */
+size_t apr_cuda_tile_bytes(uint32_t tile, uint32_t n_in, uint32_t n_out);
+/* Fills m->tiles (dst, that many bytes) from device copies of the file's blocks, on the stream. m's other fields say
+ * type, tile, shape and order. b: the second matrix of APR_ORDER_GATE_UP, same type and rows as a; else NULL. */
+int apr_cuda_repack(cudaStream_t stream, const struct apr_mat *m, const void *a, const void *b, uint8_t *dst);
+
+enum apr_cuda_real { APR_REAL_F32, APR_REAL_F16, APR_REAL_BF16, APR_REAL_E4M3 };
+/* Rows first … first + n - 1 of m, in the file's order (gate's, then up's), to dst: n × n_in, row-major. E4M3: each row
+ * is divided by scale[row - first] = max |w| / 448, which is written. All other types: scale NULL. */
+int apr_cuda_unpack(cudaStream_t stream, const struct apr_mat *m, uint32_t first, uint32_t n, enum apr_cuda_real real,
+                    void *dst, float *scale);
+
+/* ---- launches -------------------------------------------------------------------- */
+
+struct apr_cuda_rows { /* device addresses; see struct apr_rows */
+	const uint32_t *n, *n_out;
+	const int32_t *tok;
+	const uint32_t *pos, *slot, *out;
+};
+
+struct apr_cuda_launch {
+	cudaStream_t stream;
+	struct apr_cuda_rows rows;
+	uint32_t bucket; /* rows of this launch's bucket */
+	uint32_t sms;    /* multiprocessors to fill */
+	bool pdl;        /* programmatic dependent launch between these kernels */
+	void *scratch;   /* apr_cuda_scratch_bytes() bytes, 256-aligned, zeroed once at start */
+	size_t scratch_bytes;
+};
+
+struct apr_cuda_limits { /* the largest values any op call of the model has */
+	uint32_t rows, n_embd, n_ff, n_heads, n_kv_heads, k_dim, v_dim, n_ctx;
+};
+/* Scratch of the decode ops; 0: overflow. */
+size_t apr_cuda_scratch_bytes(const struct apr_cuda_limits *l);
+
+/* Decode: at most APR_CUDA_DECODE_ROWS rows, weights from their tiles. Rotation by halves wants wq and wk in
+ * APR_ORDER_ROPE_HALVES to be part of the projection (else a launch more); gate and up are one matrix in
+ * APR_ORDER_GATE_UP, given as both op->gate and op->up. */
+int apr_cuda_decode_attn_in(const struct apr_cuda_launch *l, const struct apr_op_attn_in *op);
+int apr_cuda_decode_attn(const struct apr_cuda_launch *l, const struct apr_op_attn *op);
+int apr_cuda_decode_proj(const struct apr_cuda_launch *l, const struct apr_op_proj *op);
+int apr_cuda_decode_ffn_in(const struct apr_cuda_launch *l, const struct apr_op_ffn_in *op);
+/* Logits of all *rows.n_out rows (at most l->bucket). */
+int apr_cuda_decode_head(const struct apr_cuda_launch *l, const struct apr_op_head *op);
+
+/* ---- prefill: what stands around the GEMMs ------------------------------------------ */
+
+/* GEMM inputs are rows of h in one of four forms. F16: each row is times a power of two, its inverse in row_scale;
+ * E4M3: each row is divided by row_scale = max |h| / 448; BF16, F32: as they are, row_scale NULL. GEMM outputs are
+ * F32; those of F16 inputs are still to be multiplied by row_scale, by whoever reads them (scale below, or NULL). */
+struct apr_cuda_gemm_in {
+	enum apr_cuda_real real;
+	void *rows;       /* padded × n, row-major */
+	float *row_scale; /* [padded] */
+	uint32_t padded;  /* l->bucket rounded up to 16; rows past the live ones are zeroed */
+};
+/* x_out = x + post(y); h = norm(x_out) → dst. y NULL: x_out = x. */
+int apr_cuda_prefill_norm(const struct apr_cuda_launch *l, const float *x, const float *y, float *x_out,
+                          struct apr_norm post, struct apr_norm norm, uint32_t n, const struct apr_cuda_gemm_in *dst);
+int apr_cuda_prefill_convert(const struct apr_cuda_launch *l, const float *in, uint32_t n, const struct apr_cuda_gemm_in *dst);
+/* q, k, v: GEMM outputs, ld floats between rows: bias, norm of each head, rotation; q to op->q, k and v to pages, in one
+ * launch. q may be op->q itself (ld_q the same). op's x, y and matrices are not looked at. */
+int apr_cuda_prefill_heads(const struct apr_cuda_launch *l, const struct apr_op_attn_in *op, const float *q, uint32_t ld_q,
+                           const float *k, uint32_t ld_k, const float *v, uint32_t ld_v, const float *scale);
+/* a = act(gate) · up, or act(up) where gate is NULL; ld floats between rows of each */
+int apr_cuda_prefill_act(const struct apr_cuda_launch *l, uint32_t act, const float *gate, const float *up, uint32_t ld, float *a,
+                         uint32_t n, const float *scale);
+/* y = y · scale + bias, in place; either may be NULL */
+int apr_cuda_prefill_finish(const struct apr_cuda_launch *l, float *y, uint32_t n, const float *scale, const float *bias);
+
+/* At most 64 consecutive positions of one sequence in consecutive rows; tiles of a step in any order (heaviest first is
+ * fastest), in device memory. A row's result does not depend on how rows are cut into tiles. */
+struct apr_cuda_attn_tile {
+	uint32_t slot, row, rows, pos; /* row, pos: of the first */
+};
+int apr_cuda_prefill_attn(const struct apr_cuda_launch *l, const struct apr_op_attn *op, const struct apr_cuda_attn_tile *tiles,
+                          const uint32_t *n_tiles, uint32_t max_tiles);
+
+/* Both arithmetics. */
+int apr_cuda_embed(const struct apr_cuda_launch *l, const struct apr_op_embed *op);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Arguments of the decode projection kernel, and what becomes of its sums.
+ *
+ * Owns: struct proj_args, shared by the launches (decode_ops.cu) and the kernel
+ * (sm90_any_proj_decode.cu); the epilogues. Does not own the products.
+ */
+#ifndef APR_KERNELS_CUDA_PROJ_CUH
+#define APR_KERNELS_CUDA_PROJ_CUH
+
+#include "kernels/cuda/rows.cuh"
+
+#define PROJ_MATS 3
+
+enum proj_end {
+	PROJ_STORE,  /* out[col][row] = sum + bias */
+	PROJ_LOGITS, /* scaled, soft-capped */
+	PROJ_ACT,    /* out[col][row] = act(sum) */
+	PROJ_GATED,  /* rows in APR_ORDER_GATE_UP: out[col][row] = act(gate) · up */
+	PROJ_QUERY,  /* bias, rotation, to out */
+	PROJ_KEY,    /* bias, rotation, to the page */
+	PROJ_VALUE   /* bias, to the page */
+};
+struct proj_mat {
+	const uint8_t *tiles;
+	const float *bias; /* or NULL */
+	float *out;
+	uint32_t tile, n_out, pairs, end;
+	uint32_t order, dim, half;
+	uint32_t ld; /* floats between columns of out */
+};
+struct proj_kv { /* where keys and values go */
+	uint8_t *pool;
+	const uint32_t *table;
+	uint32_t max_pages, n_layers, layer, type, n_kv_heads, k_dim, v_dim;
+	uint64_t layer_bytes;
+};
+struct proj_args {
+	proj_mat mat[PROJ_MATS];
+	uint32_t n_mats, pairs, k, act;
+	chunk_plan chunks;
+	/* input: one column: `in` is a row of floats, or add_norm.x is set; else acts and scales from the prepare kernel */
+	add_norm_args norm;
+	const float *in;
+	const uint8_t *acts;
+	const float *scales; /* [column][16] */
+	size_t acts_tile;    /* bytes of eight columns */
+	bool bf16;
+	/* columns */
+	uint32_t columns;        /* of the bucket */
+	const uint32_t *n_live;  /* columns that exist */
+	const uint32_t *pick;    /* or NULL: row of `in`, x, y that a column is (one column only) */
+	apr_cuda_rows rows;
+	apr_rope_table rope;
+	proj_kv kv;
+	float scale, softcap;
+	/* ring */
+	uint32_t slot_bytes, slots, fold; /* fold: rounds between two epilogues */
+	bool pdl;
+};
+
+/* ---- activations ------------------------------------------------------------------------ */
+
+DEV float normal_cdf_f(float x)
+{
+	return 0.5f * erfcf(x * -0.70710678f);
+}
+DEV float activate(uint32_t act, float x)
+{
+	float u;
+
+	switch (act) {
+	case APR_OP_SILU: return x * apr_sigmoid(x);
+	case APR_OP_GELU_TANH:
+		return x * apr_sigmoid(x * fmaf(x * x, 2.0f * 0.7978845608f * 0.044715f, 2.0f * 0.7978845608f));
+	case APR_OP_GELU: return x * normal_cdf_f(x);
+	default: u = fmaxf(0.0f, x); return u * u;
+	}
+}
+DEV float cap_logit(float v, float scale, float softcap)
+{
+	v *= scale;
+	return softcap != 0.0f ? softcap * apr_tanh(v / softcap) : v;
+}
+
+/* ---- keys and values -------------------------------------------------------------------- */
+
+DEV uint8_t *kv_page(const proj_kv &kv, uint32_t slot, uint32_t pos)
+{
+	uint32_t page = __ldcg(kv.table + (size_t)slot * kv.max_pages + pos / APR_KV_PAGE);
+
+	return kv.pool + ((size_t)page * kv.n_layers + kv.layer) * kv.layer_bytes;
+}
+DEV void kv_store(const proj_kv &kv, uint8_t *page, uint32_t pos, bool value, uint32_t head, uint32_t d, float v)
+{
+	uint32_t dim = value ? kv.v_dim : kv.k_dim;
+	size_t i = (value ? (size_t)kv.n_kv_heads * APR_KV_PAGE * kv.k_dim : 0) +
+	           ((size_t)head * APR_KV_PAGE + pos % APR_KV_PAGE) * dim + d;
+
+	if (kv.type == APR_KV_F32)
+		((float *)page)[i] = v;
+	else if (kv.type == APR_KV_F16)
+		((__half *)page)[i] = __float2half_rn(v);
+	else
+		((__nv_bfloat16 *)page)[i] = __float2bfloat16_rn(v);
+}
+/* v of a pair (even, odd), turned; other: its partner */
+DEV float rotate_one(float v, float other, bool odd, float c, float s)
+{
+	return odd ? fmaf(other, s, v * c) : fmaf(v, c, -(other * s));
+}
+
+/* ---- the epilogues: one sum a lane; lanes are 32 neighbouring rows of the tiles --------------- */
+
+/* p: row in the tiles; live: it and its column exist (all lanes call, since neighbours are exchanged) */
+DEV void proj_finish(const proj_args &a, const proj_mat &m, uint32_t p, uint32_t col, float v, bool live)
+{
+	row_home home = row_home_of(m.order, m.dim, m.half, p);
+	float other;
+
+	if (m.end <= PROJ_ACT) {
+		if (!live)
+			return;
+		if (m.bias)
+			v += m.bias[home.row];
+		if (m.end == PROJ_LOGITS)
+			v = cap_logit(v, a.scale, a.softcap);
+		m.out[(size_t)col * m.ld + home.row] = m.end == PROJ_ACT ? activate(a.act, v) : v;
+		return;
+	}
+	if (m.end == PROJ_GATED) {
+		other = __shfl_down_sync(~0u, v, 8);
+		if (live && !home.which)
+			m.out[(size_t)col * m.ld + home.row] = activate(a.act, v) * other;
+		return;
+	}
+	if (m.bias && live)
+		v += m.bias[home.row];
+	other = __shfl_xor_sync(~0u, v, 1);
+	if (!live)
+		return;
+	uint32_t slot = a.rows.slot[col], pos = a.rows.pos[col], r = p % m.dim;
+	if (m.end != PROJ_VALUE && r < a.rope.n_rot && a.rope.kind) {
+		float2 cs = *(const float2 *)(a.rope.cos_sin + ((size_t)pos * (a.rope.n_rot / 2) + (r >> 1)) * 2);
+
+		v = rotate_one(v, other, r & 1, cs.x, cs.y);
+	}
+	if (m.end == PROJ_QUERY)
+		m.out[(size_t)col * m.ld + home.row] = v;
+	else if (slot != APR_CUDA_DEAD)
+		kv_store(a.kv, kv_page(a.kv, slot, pos), pos, m.end == PROJ_VALUE, home.row / m.dim, home.row % m.dim, v);
+}
+
+/* ---- launches that other files of this folder call --------------------------------------- */
+
+int proj_launch(const apr_cuda_launch *l, const proj_args *a);
+/* Rows of floats (norm.x NULL: rows of `in`), made ready for products: acts, scales. Column c is row pick[c], or c. */
+struct prepare_args {
+	add_norm_args norm; /* of row 0; rows are norm.n floats apart */
+	const float *in;
+	const uint32_t *pick, *n_live;
+	uint8_t *acts;
+	float *scales;
+	size_t acts_tile;
+	uint32_t k, columns;
+	chunk_plan chunks;
+	bool bf16;
+};
+int prepare_launch(const apr_cuda_launch *l, const prepare_args *a);
+
+#endif

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Work on single rows: residual and norm, activations made ready for products.
+ *
+ * Owns: the one tree of every row reduction (by width alone), the scaling and the
+ * rounding of activations. Every kernel that needs a row's norm calls this with
+ * ROW_THREADS threads, so its bits are the same in all of them.
+ */
+#ifndef APR_KERNELS_CUDA_ROWS_CUH
+#define APR_KERNELS_CUDA_ROWS_CUH
+
+#include "kernels/cuda/products.cuh"
+
+#define ROW_THREADS 512u
+#define ROW_WARPS 16u
+
+/* ((0+1)+(2+3)) + … over n <= 16 values, stride apart */
+template <int N> DEV float tree_sum(const float *v, int stride)
+{
+	float a[N];
+
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		a[i] = v[i * stride];
+#pragma unroll
+	for (int s = 1; s < N; s *= 2)
+#pragma unroll
+		for (int i = 0; i + s < N; i += 2 * s)
+			a[i] = a[i] + a[i + s];
+	return a[0];
+}
+DEV float warp_sum(float s)
+{
+#pragma unroll
+	for (int o = 16; o; o >>= 1)
+		s += __shfl_xor_sync(~0u, s, o);
+	return s;
+}
+DEV float warp_max(float s)
+{
+#pragma unroll
+	for (int o = 16; o; o >>= 1)
+		s = fmaxf(s, __shfl_xor_sync(~0u, s, o));
+	return s;
+}
+/* Sum over the block; red: ROW_WARPS floats of its own a call. All threads take part. */
+DEV float block_sum(float s, float *red)
+{
+	s = warp_sum(s);
+	if ((threadIdx.x & 31) == 0)
+		red[threadIdx.x >> 5] = s;
+	__syncthreads();
+	return tree_sum<ROW_WARPS>(red, 1);
+}
+DEV float sum_squares8(const float *v)
+{
+	return ((v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3])) +
+	       ((v[4] * v[4] + v[5] * v[5]) + (v[6] * v[6] + v[7] * v[7]));
+}
+DEV void load8(float *v, const float *p)
+{
+	float4 a = __ldcg((const float4 *)p), b = __ldcg((const float4 *)(p + 4));
+
+	v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+DEV void store8(float *p, const float *v)
+{
+	*(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
+	*(float4 *)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+struct norm_args {
+	const float *w; /* NULL: none */
+	float eps;
+};
+struct add_norm_args { /* of one row: x_out = x + post(y); h = norm(x_out) */
+	const float *x, *y; /* y NULL: none */
+	float *x_out;       /* NULL: not kept */
+	norm_args post, norm;
+	uint32_t n;
+};
+
+/* h: shared memory, n floats, in order. red: 2 · ROW_WARPS floats. U: pieces of 8 a thread, U · 4096 >= n.
+ * y_scale: what y is multiplied by (a power of two). Ends with the block in step. */
+template <int U> DEV void row_add_norm(const add_norm_args &a, float y_scale, float *h, float *red)
+{
+	float v[U][8], s = 0.0f, r, u[8];
+
+#pragma unroll
+	for (int j = 0; j < U; j++) {
+		uint32_t i = (threadIdx.x + j * ROW_THREADS) * 8;
+
+#pragma unroll
+		for (int e = 0; e < 8; e++)
+			v[j][e] = 0.0f;
+		if (i < a.n && a.y) {
+			load8(v[j], a.y + i);
+#pragma unroll
+			for (int e = 0; e < 8; e++)
+				v[j][e] *= y_scale;
+		}
+		s += sum_squares8(v[j]);
+	}
+	r = 1.0f;
+	if (a.y && a.post.w)
+		r = 1.0f / sqrtf(block_sum(s, red) / (float)a.n + a.post.eps);
+	s = 0.0f;
+#pragma unroll
+	for (int j = 0; j < U; j++) {
+		uint32_t i = (threadIdx.x + j * ROW_THREADS) * 8;
+
+		if (i < a.n) {
+			if (a.y && a.post.w) {
+				load8(u, a.post.w + i);
+#pragma unroll
+				for (int e = 0; e < 8; e++)
+					v[j][e] = v[j][e] * r * u[e];
+			}
+			load8(u, a.x + i);
+#pragma unroll
+			for (int e = 0; e < 8; e++)
+				v[j][e] = u[e] + v[j][e];
+			if (a.x_out)
+				store8(a.x_out + i, v[j]);
+		}
+		s += sum_squares8(v[j]);
+	}
+	r = 1.0f / sqrtf(block_sum(s, red + ROW_WARPS) / (float)a.n + a.norm.eps);
+#pragma unroll
+	for (int j = 0; j < U; j++) {
+		uint32_t i = (threadIdx.x + j * ROW_THREADS) * 8;
+
+		if (i < a.n) {
+			load8(u, a.norm.w + i);
+#pragma unroll
+			for (int e = 0; e < 8; e++)
+				u[e] = v[j][e] * r * u[e];
+			store8(h + i, u);
+		}
+	}
+	__syncthreads();
+}
+DEV void row_add_norm_any(const add_norm_args &a, float y_scale, float *h, float *red)
+{
+	if (a.n <= 4096)
+		row_add_norm<1>(a, y_scale, h, red);
+	else if (a.n <= 8192)
+		row_add_norm<2>(a, y_scale, h, red);
+	else
+		row_add_norm<4>(a, y_scale, h, red);
+}
+#define ROW_MAX 16384u /* widest row of row_add_norm_any */
+
+/* ---- activations for products ---------------------------------------------------------- */
+
+/* The power of two that brings a largest magnitude into [512, 1024); 1 for 0, infinity and NaN. */
+DEV float act_scale(float amax)
+{
+	uint32_t e = __float_as_uint(amax) >> 23;
+
+	if (e == 0 || e >= 255)
+		return 1.0f;
+	e = 127 + 9 + 127 - e; /* 2^(9 - exponent) */
+	return __uint_as_float((e > 254 ? 254 : e) << 23);
+}
+/* Its inverse: exact, but for scales that were clamped at 2^127 (amax below 2^-118) */
+DEV float act_unscale(float scale)
+{
+	return 1.0f / scale;
+}
+
+/* Where the 16 B piece of (32-group k32, lane column t) goes, and the sums: base + these. EIGHT: column g of a tile. */
+template <bool EIGHT> DEV uint32_t act_at(uint32_t k32, uint32_t g, uint32_t t)
+{
+	return EIGHT ? (k32 >> 3) * X_EIGHT_F16 + (k32 & 7) * 512 + g * 64 + t * 16 : (k32 >> 3) * X_ONE_F16 + (k32 & 7) * 64 + t * 16;
+}
+template <bool EIGHT> DEV uint32_t act_sums_at(uint32_t k32, uint32_t g)
+{
+	return (EIGHT ? (k32 >> 3) * X_EIGHT_F16 + 4096 + g * 64 : (k32 >> 3) * X_ONE_F16 + 512) + (k32 & 7) / 2 * 16;
+}
+template <bool EIGHT> DEV uint32_t act_bf16_at(uint32_t k32, uint32_t g, uint32_t t, int low)
+{
+	return EIGHT ? (k32 >> 3) * X_EIGHT_BF16 + low * 4096 + (k32 & 7) * 512 + g * 64 + t * 16
+	             : (k32 >> 3) * X_ONE_BF16 + low * 512 + (k32 & 7) * 64 + t * 16;
+}
+
+/* Eight values of a lane column in a 32-group, from row[n]; zeros past n */
+DEV void act_load(float *v, const float *row, uint32_t k32, uint32_t t, uint32_t n)
+{
+	uint32_t k = k32 * 32 + 4 * t;
+	float4 a = k < n ? *(const float4 *)(row + k) : make_float4(0, 0, 0, 0);
+	float4 b = k + 16 < n ? *(const float4 *)(row + k + 16) : make_float4(0, 0, 0, 0);
+
+	v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+/* Rounds them, stores them and, with the group's four lanes together, the group's sums. All 32 lanes call; live: this
+ * lane's group exists. */
+template <bool EIGHT> DEV void act_store(const float *v, float scale, uint8_t *dst, uint32_t k32, uint32_t g, uint32_t t, bool live)
+{
+	uint4 d = make_uint4(pack_half2(v[0] * scale, v[1] * scale), pack_half2(v[2] * scale, v[3] * scale),
+	                     pack_half2(v[4] * scale, v[5] * scale), pack_half2(v[6] * scale, v[7] * scale));
+	float b0 = (half_lo(d.x) + half_hi(d.x)) + (half_lo(d.z) + half_hi(d.z));
+	float b1 = (half_lo(d.y) + half_hi(d.y)) + (half_lo(d.w) + half_hi(d.w));
+	float s = b0 + b1, o = fmaf(b0, 0.0625f, b1);
+
+#pragma unroll
+	for (int i = 1; i < 4; i *= 2) {
+		s += __shfl_xor_sync(~0u, s, i);
+		o += __shfl_xor_sync(~0u, o, i);
+	}
+	if (!live)
+		return;
+	*(uint4 *)(dst + act_at<EIGHT>(k32, g, t)) = d;
+	if (t == 0) {
+		__half *h = (__half *)(dst + act_sums_at<EIGHT>(k32, g)) + (k32 & 1);
+		__half sh = __float2half_rn(s), oh = __float2half_rn(o);
+
+		h[0] = sh;
+		h[2] = __float2half_rn(s - __half2float(sh));
+		h[4] = oh;
+		h[6] = __float2half_rn(o - __half2float(oh));
+	}
+}
+template <bool EIGHT> DEV void act_store_bf16(const float *v, uint8_t *dst, uint32_t k32, uint32_t g, uint32_t t)
+{
+	__nv_bfloat162 hi[4], lo[4];
+
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		hi[i] = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+		lo[i] = __floats2bfloat162_rn(v[2 * i] - __low2float(hi[i]), v[2 * i + 1] - __high2float(hi[i]));
+	}
+	*(uint4 *)(dst + act_bf16_at<EIGHT>(k32, g, t, 0)) = *(uint4 *)hi;
+	*(uint4 *)(dst + act_bf16_at<EIGHT>(k32, g, t, 1)) = *(uint4 *)lo;
+}
+
+/* One warp makes 32-groups b … e - 1 of a row ready; returns the scale (1 for BF16). */
+template <bool EIGHT> DEV float act_chunk(const float *row, uint32_t n, uint32_t b, uint32_t e, bool bf16, uint8_t *dst, uint32_t g)
+{
+	const uint32_t lane = threadIdx.x & 31, t = lane & 3;
+	float v[4][8], amax = 0.0f, scale = 1.0f;
+
+#pragma unroll
+	for (int j = 0; j < 4; j++) { /* the first 1024 k stay in registers */
+		uint32_t k32 = b + j * 8 + (lane >> 2);
+
+		if (b + j * 8 < e) {
+			act_load(v[j], row, k32, t, k32 < e ? n : 0);
+#pragma unroll
+			for (int i = 0; i < 8; i++)
+				amax = fmaxf(amax, fabsf(v[j][i]));
+		}
+	}
+	for (uint32_t k = b + 32; k < e; k += 8) {
+		float u[8];
+
+		act_load(u, row, k + (lane >> 2), t, k + (lane >> 2) < e ? n : 0);
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			amax = fmaxf(amax, fabsf(u[i]));
+	}
+	if (!bf16)
+		scale = act_scale(warp_max(amax));
+#pragma unroll
+	for (int j = 0; j < 4; j++) {
+		uint32_t k32 = b + j * 8 + (lane >> 2);
+
+		if (b + j * 8 < e) {
+			if (!bf16)
+				act_store<EIGHT>(v[j], scale, dst, k32, g, t, k32 < e);
+			else if (k32 < e)
+				act_store_bf16<EIGHT>(v[j], dst, k32, g, t);
+		}
+	}
+	for (uint32_t k = b + 32; k < e; k += 8) {
+		uint32_t k32 = k + (lane >> 2);
+		float u[8];
+
+		act_load(u, row, k32, t, k32 < e ? n : 0);
+		if (!bf16)
+			act_store<EIGHT>(u, scale, dst, k32, g, t, k32 < e);
+		else if (k32 < e)
+			act_store_bf16<EIGHT>(u, dst, k32, g, t);
+	}
+	return scale;
+}
+
+/* ---- the chunk table: by K alone --------------------------------------------------------- */
+struct chunk_plan {
+	uint32_t chunks; /* a power of two, at most 16 */
+	uint32_t cells;  /* K in cells of 256 where K is a multiple of it, else of 64 (the last one padded) */
+	uint32_t cell32; /* 32-groups a cell: 8 or 2 */
+};
+HD chunk_plan chunks_of(uint32_t k)
+{
+	chunk_plan c;
+
+	c.cell32 = k % 256 == 0 ? 8 : 2;
+	c.cells = (k + c.cell32 * 32 - 1) / (c.cell32 * 32);
+	c.chunks = 16;
+	while (c.chunks > c.cells)
+		c.chunks /= 2;
+	return c;
+}
+HD uint32_t chunk_begin(const chunk_plan &c, uint32_t i) /* in 32-groups */
+{
+	return c.cells * i / c.chunks * c.cell32;
+}
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What follows the q, k, v products where they do not do it themselves: bias, the
+ * norm of each head, rotation, keys and values to their pages.
+ *
+ * Owns: that kernel. A warp has a (row, head). The scalar reference is
+ * apr_ref_heads in sm90_any_heads_rope_ref.h.
+ */
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/proj.cuh"
+
+#define HEAD_MAX 512u
+#define WARPS 4u
+
+struct heads_args {
+	const float *q, *k, *v; /* v NULL: it has gone to its page already */
+	uint32_t ld_q, ld_k, ld_v, n_heads;
+	const float *scale; /* of a row, or NULL */
+	const float *bq, *bk, *bv;
+	norm_args q_norm, k_norm;
+	apr_rope_table rope;
+	float *out; /* q */
+	proj_kv kv;
+	apr_cuda_rows rows;
+	uint32_t bucket;
+};
+
+/* v[dim] in shared memory, a warp's: norm, then rotation */
+DEV void turn_head(float *v, uint32_t dim, const norm_args &norm, const apr_rope_table &rope, uint32_t pos)
+{
+	const uint32_t lane = threadIdx.x & 31;
+	float s = 0.0f, r;
+
+	if (norm.w) {
+		for (uint32_t d = lane; d < dim; d += 32)
+			s = fmaf(v[d], v[d], s);
+		r = 1.0f / sqrtf(warp_sum(s) / (float)dim + norm.eps);
+		for (uint32_t d = lane; d < dim; d += 32)
+			v[d] = v[d] * r * norm.w[d];
+		__syncwarp();
+	}
+	if (rope.kind == APR_OP_ROPE_NONE)
+		return;
+	for (uint32_t i = lane; i < rope.n_rot / 2; i += 32) {
+		uint32_t a = rope.kind == APR_OP_ROPE_PAIRS ? 2 * i : i, b = rope.kind == APR_OP_ROPE_PAIRS ? 2 * i + 1 : i + rope.n_rot / 2;
+		float2 cs = *(const float2 *)(rope.cos_sin + ((size_t)pos * (rope.n_rot / 2) + i) * 2);
+		float va = v[a], vb = v[b];
+
+		v[a] = rotate_one(va, vb, false, cs.x, cs.y);
+		v[b] = rotate_one(vb, va, true, cs.x, cs.y);
+	}
+	__syncwarp();
+}
+
+static __global__ void __launch_bounds__(WARPS * 32) heads_rope(const __grid_constant__ heads_args a)
+{
+	__shared__ float mem[WARPS][HEAD_MAX];
+	const uint32_t lane = threadIdx.x & 31, row = blockIdx.y, n_kv = a.kv.n_kv_heads;
+	float *v = mem[threadIdx.x >> 5];
+
+	pdl_next();
+	pdl_wait();
+	uint32_t head = blockIdx.x * WARPS + (threadIdx.x >> 5);
+
+	if (row >= min(*a.rows.n, a.bucket) || head >= a.n_heads + n_kv * (a.v ? 2 : 1))
+		return;
+	const uint32_t pos = a.rows.pos[row], slot = a.rows.slot[row];
+	const uint32_t what = head < a.n_heads ? 0 : head < a.n_heads + n_kv ? 1 : 2; /* q, k, v */
+	const float *src = what == 0 ? a.q + (size_t)row * a.ld_q : what == 1 ? a.k + (size_t)row * a.ld_k : a.v + (size_t)row * a.ld_v;
+	const float *bias = what == 0 ? a.bq : what == 1 ? a.bk : a.bv;
+	const uint32_t dim = what == 2 ? a.kv.v_dim : a.kv.k_dim;
+	const float scale = a.scale ? a.scale[row] : 1.0f;
+
+	head -= what == 0 ? 0 : what == 1 ? a.n_heads : a.n_heads + n_kv;
+	for (uint32_t d = lane; d < dim; d += 32)
+		v[d] = src[head * dim + d] * scale + (bias ? bias[head * dim + d] : 0.0f);
+	__syncwarp();
+	if (what < 2)
+		turn_head(v, dim, what == 0 ? a.q_norm : a.k_norm, a.rope, pos);
+	if (what == 0) {
+		for (uint32_t d = lane; d < dim; d += 32)
+			a.out[((size_t)row * a.n_heads + head) * dim + d] = v[d];
+	} else if (slot != APR_CUDA_DEAD) {
+		uint8_t *page = kv_page(a.kv, slot, pos);
+
+		for (uint32_t d = lane; d < dim; d += 32)
+			kv_store(a.kv, page, pos, what == 2, head, d, v[d]);
+	}
+}
+
+extern "C" int apr_cuda_prefill_heads(const apr_cuda_launch *l, const apr_op_attn_in *op, const float *q, uint32_t ld_q,
+                                      const float *k, uint32_t ld_k, const float *v, uint32_t ld_v, const float *scale)
+{
+	const apr_kv_group *g = op->kv.group;
+	heads_args a = {};
+	uint32_t heads = op->n_heads + op->n_kv_heads * (v ? 2 : 1);
+
+	if (op->k_dim > HEAD_MAX || op->v_dim > HEAD_MAX || op->rope.n_rot > op->k_dim)
+		return -ENOTSUP;
+	a.q = q, a.k = k, a.v = v, a.ld_q = ld_q, a.ld_k = ld_k, a.ld_v = ld_v, a.n_heads = op->n_heads, a.scale = scale;
+	a.bq = op->bq, a.bk = op->bk, a.bv = op->bv;
+	a.q_norm = {op->q_norm.w, op->q_norm.eps}, a.k_norm = {op->k_norm.w, op->k_norm.eps};
+	a.rope = op->rope, a.out = op->q;
+	a.kv = {g->pool, g->table, g->max_pages_seq, g->n_layers, op->kv.index, (uint32_t)g->type, op->n_kv_heads, op->k_dim,
+	        op->v_dim, g->layer_bytes};
+	a.rows = l->rows, a.bucket = l->bucket;
+	return launch(heads_rope, dim3((heads + WARPS - 1) / WARPS, l->bucket), WARPS * 32, 0, l->stream, l->pdl, a);
+}

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Attention of generated tokens: one row, one KV head, keys in FP16 pages.
+ *
+ * Owns: the kernel for FP16 KV on tensor cores and its launch. Does not own the
+ * plain kernel for other KV types (sm90_any_attn_plain.cu). The scalar reference is
+ * apr_ref_attn in sm90_any_attn_ref.h.
+ *
+ * A block takes a segment of 256 keys of a (row, KV head): scores with keys as the
+ * rows of the product and up to eight query heads as its columns, then values with
+ * their dimensions as rows. Each segment's (m, l, o) goes to scratch; the block that
+ * finishes a (row, KV head) last merges them, ascending, whoever it is.
+ */
+#include "kernels/cuda/attn.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/scratch.cuh"
+
+#define SEG APR_KV_SEGMENT
+#define P_STRIDE (SEG + 8)
+#define HEADS 8u
+
+/* Keys lo … hi - 1 of segment seg to shared memory, zeros for the others of their blocks of 64; chunks of 16 B are
+ * permuted by the key's last three bits. */
+template <int DIM> DEV void load_rows(uint32_t dst, const attn_args &a, uint32_t slot, uint32_t head, uint32_t seg, uint32_t lo,
+                                      uint32_t hi, bool value)
+{
+	const uint32_t dim = value ? a.kv.v_dim : a.kv.k_dim, per = DIM / 8;
+
+	for (uint32_t b = lo / 64; b * 64 < hi; b++) {
+		const __half *src = (const __half *)kv_page(a.kv, slot, seg * SEG + b * 64) +
+		                    (value ? (size_t)a.kv.n_kv_heads * 64 * a.kv.k_dim : 0) + (size_t)head * 64 * dim;
+
+		for (uint32_t i = threadIdx.x; i < 64 * per; i += 256) {
+			uint32_t r = i / per, c = i % per, key = b * 64 + r;
+			bool live = key >= lo && key < hi && c * 8 < dim;
+
+			cp_async16(dst + key * DIM * 2 + ((c ^ (key & 7)) << 4), src + (live ? (size_t)r * dim + c * 8 : 0), live);
+		}
+	}
+}
+
+/* This lane's piece of q for the head in column g, FP16, times a power of two; returns the inverse */
+template <int DIM> DEV float load_query(const attn_args &a, uint32_t row, uint32_t head, bool live, uint32_t (*qf)[2])
+{
+	const uint32_t t = threadIdx.x & 3;
+	const float *q = a.q + ((size_t)row * a.n_heads + head) * a.kv.k_dim;
+	float v[DIM / 16][4], amax = 0.0f, s;
+
+#pragma unroll
+	for (int i = 0; i < DIM / 16; i++) {
+		bool in = live && i * 16 < a.kv.k_dim;
+		float2 lo = in ? __ldcg((const float2 *)(q + i * 16 + 2 * t)) : make_float2(0, 0);
+		float2 hi = in ? __ldcg((const float2 *)(q + i * 16 + 2 * t + 8)) : make_float2(0, 0);
+
+		v[i][0] = lo.x, v[i][1] = lo.y, v[i][2] = hi.x, v[i][3] = hi.y;
+#pragma unroll
+		for (int e = 0; e < 4; e++)
+			amax = fmaxf(amax, fabsf(v[i][e]));
+	}
+	amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
+	amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
+	s = act_scale(amax);
+#pragma unroll
+	for (int i = 0; i < DIM / 16; i++) {
+		qf[i][0] = pack_half2(v[i][0] * s, v[i][1] * s);
+		qf[i][1] = pack_half2(v[i][2] * s, v[i][3] * s);
+	}
+	return act_unscale(s);
+}
+
+struct segment_memory { /* shared memory of a block */
+	uint32_t k, v;
+	__half *p;           /* [HEADS][P_STRIDE] */
+	float *wm, *ws;      /* [8 warps][HEADS] */
+	uint32_t *last;
+};
+
+/* Scores of 32 keys a warp; then weights to shared memory, their sums a warp to ws. m: of columns 2t, 2t + 1. */
+template <int DIM> DEV void segment_weights(const attn_args &a, const segment_memory &sm, const uint32_t (*qf)[2],
+                                            const float *unit, uint32_t lo, uint32_t hi, float *m)
+{
+	const uint32_t lane = threadIdx.x & 31, w = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+	float s[2][4], sum[2] = {0, 0};
+
+	m[0] = m[1] = -INFINITY;
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		const uint32_t k0 = w * 32 + i * 16;
+
+		s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.0f;
+		if (k0 < hi && k0 + 16 > lo)
+#pragma unroll
+			for (int ks = 0; ks < DIM / 16; ks++) {
+				uint32_t f[4], key = k0 + (lane & 15), c = 2 * ks + (lane >> 4);
+
+				ldmatrix4<false>(f, sm.k + key * DIM * 2 + ((c ^ (key & 7)) << 4));
+				mma_f16(s[i], f, qf[ks][0], qf[ks][1], s[i]);
+			}
+#pragma unroll
+		for (int e = 0; e < 4; e++) {
+			uint32_t key = k0 + g + (e >> 1) * 8;
+
+			s[i][e] = key >= lo && key < hi ? attn_score(a, s[i][e], unit[e & 1]) : -INFINITY;
+			m[e & 1] = fmaxf(m[e & 1], s[i][e]);
+		}
+	}
+#pragma unroll
+	for (int o = 4; o < 32; o <<= 1) {
+		m[0] = fmaxf(m[0], __shfl_xor_sync(~0u, m[0], o));
+		m[1] = fmaxf(m[1], __shfl_xor_sync(~0u, m[1], o));
+	}
+	if (g == 0)
+		*(float2 *)(sm.wm + w * HEADS + 2 * t) = make_float2(m[0], m[1]);
+	__syncthreads();
+#pragma unroll
+	for (int e = 0; e < 2; e++)
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			m[e] = fmaxf(m[e], sm.wm[i * HEADS + 2 * t + e]);
+#pragma unroll
+	for (int i = 0; i < 2; i++)
+#pragma unroll
+		for (int e = 0; e < 4; e++) {
+			float p = exp2_fast(s[i][e] - (m[e & 1] == -INFINITY ? 0.0f : m[e & 1]));
+
+			sum[e & 1] += p;
+			sm.p[(2 * t + (e & 1)) * P_STRIDE + w * 32 + i * 16 + g + (e >> 1) * 8] = __float2half_rn(p);
+		}
+#pragma unroll
+	for (int o = 4; o < 32; o <<= 1) {
+		sum[0] += __shfl_xor_sync(~0u, sum[0], o);
+		sum[1] += __shfl_xor_sync(~0u, sum[1], o);
+	}
+	if (g == 0)
+		*(float2 *)(sm.ws + w * HEADS + 2 * t) = make_float2(sum[0], sum[1]);
+}
+
+/* o[d][head] of tile dt of 16 dimensions: keys ascending from 0 */
+template <int DIM> DEV void segment_values(const segment_memory &sm, uint32_t dt, uint32_t lo, uint32_t hi, float *o)
+{
+	const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, j = lane >> 3;
+
+	o[0] = o[1] = o[2] = o[3] = 0.0f;
+	for (uint32_t ks = lo / 64 * 4; ks * 16 < hi; ks++) {
+		uint32_t f[4], key = ks * 16 + (j >> 1) * 8 + (lane & 7), c = 2 * dt + (j & 1);
+		const uint32_t *p = (const uint32_t *)(sm.p + g * P_STRIDE + ks * 16 + 2 * t);
+
+		ldmatrix4<true>(f, sm.v + key * DIM * 2 + ((c ^ (key & 7)) << 4));
+		mma_f16(o, f, p[0], p[4], o);
+	}
+}
+
+/* All segments of (row, head tile), merged ascending by the block's threads */
+DEV void merge_row(const attn_args &a, uint32_t row, uint32_t head0, uint32_t heads, uint32_t seg0, uint32_t seg1)
+{
+	for (uint32_t i = threadIdx.x; i < heads * a.kv.v_dim; i += blockDim.x) {
+		uint32_t h = head0 + i / a.kv.v_dim, d = i % a.kv.v_dim;
+		attn_merge mg = {-INFINITY, 0.0f, 0.0f, 0.0f};
+		float total = 0.0f;
+
+#pragma unroll 4
+		for (uint32_t s = seg0; s < seg1; s++) {
+			size_t at = ((size_t)row * a.segs + s) * a.n_heads + h;
+			float2 ml = __ldcg(a.part_ml + at);
+
+			mg.segment(ml.x, ml.y);
+			total = mg.sum(total, __ldcg(a.part_o + at * a.kv.v_dim + d));
+		}
+		a.o[((size_t)row * a.n_heads + h) * a.kv.v_dim + d] = total / mg.l;
+	}
+}
+
+/* One segment from shared memory that is on its way; results to scratch, or to o where it is the only one */
+template <int DIM> DEV void one_segment(const attn_args &a, const segment_memory &sm, uint32_t row, uint32_t slot, uint32_t kvh,
+                                        uint32_t head0, uint32_t heads, uint32_t seg, uint32_t lo, uint32_t hi, bool only,
+                                        const uint32_t (*qf)[2], const float *unit)
+{
+	const uint32_t lane = threadIdx.x & 31, w = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+	const bool apart = DIM <= 128; /* K and V each have a place of their own */
+	float m[2], l[2], o[4];
+
+	load_rows<DIM>(sm.k, a, slot, kvh, seg, lo, hi, false);
+	cp_async_commit();
+	if (apart)
+		load_rows<DIM>(sm.v, a, slot, kvh, seg, lo, hi, true);
+	cp_async_commit();
+	cp_async_wait<1>();
+	__syncthreads();
+	segment_weights<DIM>(a, sm, qf, unit, lo, hi, m);
+	if (!apart) {
+		__syncthreads(); /* K is read: V takes its place */
+		load_rows<DIM>(sm.v, a, slot, kvh, seg, lo, hi, true);
+		cp_async_commit();
+	}
+	cp_async_wait<0>();
+	__syncthreads();
+#pragma unroll
+	for (int e = 0; e < 2; e++)
+		l[e] = tree_sum<8>(sm.ws + 2 * t + e, HEADS);
+	for (uint32_t dt = w; dt * 16 < a.kv.v_dim; dt += 8) {
+		segment_values<DIM>(sm, dt, lo, hi, o);
+#pragma unroll
+		for (int e = 0; e < 4; e++) {
+			uint32_t h = 2 * t + (e & 1), d = dt * 16 + g + (e >> 1) * 8;
+
+			if (h >= heads)
+				continue;
+			if (only)
+				a.o[((size_t)row * a.n_heads + head0 + h) * a.kv.v_dim + d] = o[e] / l[e & 1];
+			else
+				a.part_o[(((size_t)row * a.segs + seg) * a.n_heads + head0 + h) * a.kv.v_dim + d] = o[e];
+		}
+	}
+	if (!only && w == 0 && g == 0)
+#pragma unroll
+		for (int e = 0; e < 2; e++)
+			if (2 * t + e < heads)
+				a.part_ml[((size_t)row * a.segs + seg) * a.n_heads + head0 + 2 * t + e] = make_float2(m[e], l[e]);
+	__syncthreads();
+}
+
+template <int DIM> static __global__ void __launch_bounds__(256, 1) attn_decode(const __grid_constant__ attn_args a)
+{
+	extern __shared__ __align__(128) uint8_t raw[];
+	const uint32_t tiles = (a.group + HEADS - 1) / HEADS, kvh = blockIdx.x / tiles, ht = blockIdx.x % tiles, row = blockIdx.y;
+	const uint32_t g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+	const uint32_t head0 = kvh * a.group + ht * HEADS, heads = min(HEADS, a.group - ht * HEADS);
+	segment_memory sm;
+	uint32_t qf[DIM / 16][2], done = 0;
+	float unit[2];
+
+	sm.k = smem_addr(raw);
+	sm.v = sm.k + (DIM <= 128 ? SEG * DIM * 2 : 0);
+	sm.p = (__half *)(raw + SEG * DIM * 2 * (DIM <= 128 ? 2 : 1));
+	sm.wm = (float *)(sm.p + HEADS * P_STRIDE);
+	sm.ws = sm.wm + 64;
+	sm.last = (uint32_t *)(sm.ws + 64);
+	pdl_next();
+	pdl_wait();
+	if (row >= min(*a.rows.n, a.bucket))
+		return;
+	const uint32_t pos = a.rows.pos[row], slot = a.rows.slot[row];
+	const uint32_t first = attn_first(pos, a.window), seg0 = first / SEG, seg1 = pos / SEG + 1;
+
+	if (slot == APR_CUDA_DEAD) {
+		if (blockIdx.z == 0)
+			for (uint32_t i = threadIdx.x; i < heads * a.kv.v_dim; i += 256)
+				a.o[((size_t)row * a.n_heads + head0) * a.kv.v_dim + i] = 0.0f;
+		return;
+	}
+	if (seg0 + blockIdx.z >= seg1)
+		return;
+	float mine = load_query<DIM>(a, row, head0 + min(g, heads - 1), g < heads, qf);
+
+	/* scores come in columns 2t, 2t + 1, q in column g */
+	unit[0] = __shfl_sync(~0u, mine, 8 * t);
+	unit[1] = __shfl_sync(~0u, mine, 8 * t + 4);
+	for (uint32_t seg = seg0 + blockIdx.z; seg < seg1; seg += gridDim.z, done++) {
+		uint32_t lo = seg * SEG < first ? first - seg * SEG : 0, hi = min(SEG, pos + 1 - seg * SEG);
+
+		one_segment<DIM>(a, sm, row, slot, kvh, head0, heads, seg, lo, hi, seg1 - seg0 == 1, qf, unit);
+	}
+	if (seg1 - seg0 == 1)
+		return;
+	/* The last block to add its segments merges: its acquire pairs with the others' release (the fences around the add) */
+	if (threadIdx.x == 0) {
+		uint32_t *c = a.count + (size_t)row * gridDim.x + blockIdx.x;
+
+		__threadfence();
+		*sm.last = atomicAdd(c, done) + done == seg1 - seg0;
+		if (*sm.last)
+			*c = 0;
+		__threadfence();
+	}
+	__syncthreads();
+	if (*sm.last)
+		merge_row(a, row, head0, heads, seg0, seg1);
+}
+
+template <int DIM> static int launch_dim(const apr_cuda_launch *l, const attn_args *a)
+{
+	uint32_t x = a->kv.n_kv_heads * ((a->group + HEADS - 1) / HEADS), z = 2 * l->sms / (x * a->bucket);
+	size_t smem = (size_t)SEG * DIM * 2 * (DIM <= 128 ? 2 : 1) + HEADS * P_STRIDE * 2 + 2 * 64 * 4 + 16;
+
+	/* Blocks along the context: enough to fill the device at this bucket, at least four so that one long row among
+	 * short ones is not left to one block, no more than there are segments. */
+	z = z < 4 ? 4 : z;
+	z = z > a->segs ? a->segs : z;
+	return launch(attn_decode<DIM>, dim3(x, a->bucket, z), 256, smem, l->stream, l->pdl, *a);
+}
+
+extern "C" int apr_cuda_decode_attn(const apr_cuda_launch *l, const apr_op_attn *op)
+{
+	attn_args a = attn_args_of(l, op);
+	size_t segs = ((size_t)a.kv.max_pages * APR_KV_PAGE + SEG - 1) / SEG, ml;
+	uint8_t *at = (uint8_t *)l->scratch + SCRATCH_COUNTERS;
+
+	if (l->bucket > APR_CUDA_DECODE_ROWS)
+		return -EINVAL;
+	if (!attn_on_tensor_cores(op))
+		return attn_plain_launch(l, &a);
+	if ((size_t)l->bucket * a.kv.n_kv_heads * ((a.group + HEADS - 1) / HEADS) * 4 > SCRATCH_COUNTERS)
+		return -ENOTSUP;
+	ml = (size_t)l->bucket * segs * a.n_heads * sizeof(float2);
+	if (SCRATCH_COUNTERS + part_bytes(l->bucket, a.n_heads, a.kv.v_dim, (uint32_t)(segs * SEG)) > l->scratch_bytes)
+		return -EINVAL;
+	a.segs = (uint32_t)segs;
+	a.count = (uint32_t *)l->scratch;
+	a.part_ml = (float2 *)at;
+	a.part_o = (float *)(at + ml);
+	if (op->k_dim <= 64 && op->v_dim <= 64)
+		return launch_dim<64>(l, &a);
+	if (op->k_dim <= 128 && op->v_dim <= 128)
+		return launch_dim<128>(l, &a);
+	return launch_dim<256>(l, &a);
+}
