@@ -316,6 +316,14 @@ static void cancel_all(struct worker *w, struct session *s)
 	}
 }
 
+static int not_taken(struct conn *k, uint16_t type)
+{
+	bool admins = type >= APR_FRAME_LOAD && type <= APR_FRAME_LOG;
+	const char *why = admins ? "the admin socket takes this, no other" : "not built";
+
+	return conn_reply(k, type, admins ? -EPERM : -EOPNOTSUPP, why, strlen(why));
+}
+
 static void client_frame(struct worker *w, struct conn *k, const struct apr_frame *f, const uint8_t *body, size_t n)
 {
 	int e = 0;
@@ -339,9 +347,7 @@ static void client_frame(struct worker *w, struct conn *k, const struct apr_fram
 		case APR_FRAME_CANCEL_ALL: cancel_all(w, k->session); break;
 		case APR_FRAME_BYE: conn_end(w, k); return;
 		default:
-			e = conn_reply(k, f->type, f->type >= APR_FRAME_LOAD ? -EPERM : -EOPNOTSUPP,
-				       f->type >= APR_FRAME_LOAD ? "the admin socket takes this, no other" : "not built", 
-				       f->type >= APR_FRAME_LOAD ? 37 : 9);
+			e = not_taken(k, f->type);
 		}
 	}
 	/* a client that does not read what it asked for */

@@ -107,6 +107,10 @@ void deliver_ack(struct core *c, struct session *s, uint64_t user_data, int res,
 void deliver_final(struct core *c, struct request *r, int err, enum apr_finish finish, const char *why);
 /* As much of r's output as there is room for. True: all that may go now is out. */
 bool deliver_pump(struct core *c, struct request *r);
+/* Looks at cq_head and frees what is behind it. -errno: the session is broken. */
+int deliver_refresh(struct core *c, struct session *s);
+/* CQ_STALLED is up: room made from now on is told by the doorbell. */
+void deliver_stalled(struct session *s);
 void deliver_unstall(struct core *c, struct session *s);
 
 /* ---- scheduler.c ------------------------------------------------------------- */

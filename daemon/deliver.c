@@ -10,7 +10,7 @@
 
 enum { TEXT_ROOM = 4096 };
 
-static int refresh(struct core *c, struct session *s)
+int deliver_refresh(struct core *c, struct session *s)
 {
 	int e = apr_rd_cq_refresh(&s->ring);
 
@@ -25,7 +25,7 @@ bool deliver_room(struct core *c, struct session *s)
 {
 	if (apr_credit_more(&s->credit, apr_rd_cq_free(&s->ring)))
 		return true;
-	return !refresh(c, s) && apr_credit_more(&s->credit, apr_rd_cq_free(&s->ring));
+	return !deliver_refresh(c, s) && apr_credit_more(&s->credit, apr_rd_cq_free(&s->ring));
 }
 
 uint32_t deliver_blob(struct core *c, struct session *s, uint16_t fmt, const void *data, uint32_t n)
@@ -34,7 +34,7 @@ uint32_t deliver_blob(struct core *c, struct session *s, uint16_t fmt, const voi
 	uint32_t at = s->gone ? 0 : apr_arena_alloc(&s->arena, n + (uint32_t)sizeof(head));
 
 	if (!at) {
-		if (s->gone || refresh(c, s))
+		if (s->gone || deliver_refresh(c, s))
 			return 0;
 		at = apr_arena_alloc(&s->arena, n + (uint32_t)sizeof(head));
 		if (!at)
@@ -123,6 +123,13 @@ void deliver_final(struct core *c, struct request *r, int err, enum apr_finish f
 
 /* ---- waiting for room ------------------------------------------------------------ */
 
+void deliver_stalled(struct session *s)
+{
+	if (!s->stalled)
+		s->stall_head = s->ring.cq_head;
+	s->stalled = true;
+}
+
 static bool park(struct core *c, struct request *r)
 {
 	struct session *s = r->s;
@@ -136,7 +143,7 @@ static bool park(struct core *c, struct request *r)
 		apr_arena_pass(&s->arena, s->ring.cq_head);
 		return true; /* try again */
 	}
-	s->stalled = true;
+	deliver_stalled(s);
 	if (!r->parked) {
 		r->parked = true;
 		r->parked_at = c->now;
@@ -158,9 +165,7 @@ static void unpark(struct core *c, struct request *r)
 
 void deliver_unstall(struct core *c, struct session *s)
 {
-	uint32_t before = s->ring.cq_head;
-
-	if (!s->stalled || refresh(c, s) || s->ring.cq_head == before)
+	if (!s->stalled || deliver_refresh(c, s) || s->ring.cq_head == s->stall_head)
 		return;
 	s->stalled = false;
 	apr_rd_flags_clear(&s->ring, APR_RES_CQ_STALLED);

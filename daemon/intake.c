@@ -76,7 +76,7 @@ static int take_text(struct request *r)
 			     &r->n_ids);
 
 	if (e)
-		return fail(r, e, offsetof(struct apr_sqe, in_off), e == -EINVAL ? "the text cannot be tokenised" : NULL);
+		return fail(r, e, offsetof(struct apr_sqe, in_off), e == -EILSEQ ? "a byte of the text has no piece in this model's vocabulary" : NULL);
 	return 0;
 }
 

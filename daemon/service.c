@@ -113,7 +113,7 @@ static void stall(struct core *c, struct session *s, bool *again)
 	else if (e > 0)
 		apr_arena_pass(&s->arena, s->ring.cq_head);
 	else
-		s->stalled = true;
+		deliver_stalled(s);
 }
 
 static bool may_take(struct core *c, struct session *s, const struct apr_sqe *sqe)
@@ -123,13 +123,7 @@ static bool may_take(struct core *c, struct session *s, const struct apr_sqe *sq
 
 	if (may(&s->credit, apr_rd_cq_free(&s->ring)))
 		return true;
-	int e = apr_rd_cq_refresh(&s->ring);
-	if (e) {
-		core_broken(c, s, e == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL, "cq_head is outside the queue");
-		return false;
-	}
-	apr_arena_pass(&s->arena, s->ring.cq_head);
-	return may(&s->credit, apr_rd_cq_free(&s->ring));
+	return !deliver_refresh(c, s) && may(&s->credit, apr_rd_cq_free(&s->ring));
 }
 
 /* One entry. 1 taken, 0 it stays, -errno the session is broken. */
@@ -201,6 +195,9 @@ bool service_session(struct core *c, struct session *s)
 
 void service_until_quiet(struct core *c, struct session *s)
 {
+	/* awake anyway: a cq_head that cannot be is found now, not when room runs out */
+	if (s->gone || deliver_refresh(c, s))
+		return;
 	for (;;) {
 		service_session(c, s);
 		if (s->gone || s->hot || s->blocked || s->stalled)

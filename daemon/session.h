@@ -71,6 +71,7 @@ struct session {
 	uint64_t hot_until; /* ns */
 	uint64_t last_seen; /* ns: the last look at the SQ */
 	bool gone, detached, hot, dirty, stalled;
+	uint32_t stall_head; /* cq_head when it stalled */
 	bool blocked; /* an input is being copied */
 	struct session *dirty_next;
 	struct session *core_next, *core_prev; /* all that are attached */

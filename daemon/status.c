@@ -162,7 +162,7 @@ char *status_json(struct worker *w, const struct identity *who)
 	json_t *o = json_object();
 
 	json_object_set_new(o, "version", json_string(APR_VERSION));
-	json_object_set_new(o, "abi", json_pack("{s:i,s:i}", "major", APR_ABI_MAJOR, "minor", APR_ABI_MINOR));
+	json_object_set_new(o, "abi", json_sprintf("%u.%u", APR_ABI_MAJOR, APR_ABI_MINOR));
 	json_object_set_new(o, "pid", number((uint64_t)w->start->supervisor));
 	json_object_set_new(o, "worker_pid", number((uint64_t)getpid()));
 	json_object_set_new(o, "restarts", number(w->start->restarts));
