@@ -17,6 +17,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -25,7 +26,7 @@
 enum { PAIRS = 64 };
 
 struct pair {
-	bool used, lame; /* lame: a ring word was out of range, nothing more is read from the client's ring */
+	bool used, lame_sq, lame_cq; /* lame: that ring word was out of range and is not read again */
 	unsigned number;
 	int sock, bell; /* the client's side */
 	struct apr_region req, res;
@@ -35,7 +36,7 @@ struct pair {
 };
 
 struct proxy {
-	int listener;
+	int listener, bells; /* bells: an epoll over all doorbells, edge-triggered, so that they need not be read */
 	FILE *out;
 	char path[108], daemon[256];
 	uint64_t began;
@@ -117,6 +118,7 @@ static int answer_welcome(struct proxy *p, struct pair *s)
 {
 	struct apr_welcome w = s->up.w;
 	const struct apr_res_hdr *up = s->up.res.base;
+	struct epoll_event ring = {.events = EPOLLIN | EPOLLET};
 	int e = apr_region_create(&s->req, APR_FD_REQ, &s->up.g, w.epoch, w.session), fds[3];
 	struct apr_res_hdr *h;
 
@@ -125,7 +127,7 @@ static int answer_welcome(struct proxy *p, struct pair *s)
 	if (e)
 		return e;
 	s->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (s->bell < 0)
+	if (s->bell < 0 || epoll_ctl(p->bells, EPOLL_CTL_ADD, s->bell, &ring))
 		return -errno;
 	apr_rd_init(&s->rd, s->req.base, s->res.base, &s->up.g);
 	h = s->res.base;
@@ -241,27 +243,47 @@ static void hand_on(struct proxy *p, struct pair *s, const char *key, uint32_t *
 	put_word(p, s, key, v);
 	__atomic_store_n(word, v, __ATOMIC_RELEASE);
 	raw_ring(&s->up);
-	s->lame = true;
+}
+
+/* What the client has marked seen; before its entries, as it stored it before them. */
+static void pass_head(struct proxy *p, struct pair *s)
+{
+	uint32_t seen = s->rd.cq_head;
+
+	if (s->lame_cq)
+		return;
+	if (apr_rd_cq_refresh(&s->rd)) {
+		hand_on(p, s, "cq_head", &s->up.rc.req->cq_head, &s->rd.req->cq_head);
+		s->lame_cq = true;
+	} else if (s->rd.cq_head != seen && apr_rc_cq_advance(&s->up.rc, s->rd.cq_head - seen)) {
+		raw_ring(&s->up);
+	}
+}
+
+static void mirror_sq_head(struct pair *s)
+{
+	for (uint32_t head = apr_rc_sq_head(&s->up.rc); s->rd.sq_head != head;)
+		apr_rd_sq_advance(&s->rd);
 }
 
 static void to_daemon(struct proxy *p, struct pair *s)
 {
-	uint32_t head = apr_rc_sq_head(&s->up.rc), seen = s->rd.cq_head;
 	bool more = false;
 	int n;
 
-	while (s->rd.sq_head != head)
-		apr_rd_sq_advance(&s->rd);
-	if (s->lame)
+	pass_head(p, s);
+	mirror_sq_head(s);
+	if (s->lame_sq)
 		return;
 	n = apr_rd_sq_ready(&s->rd);
-	if (n < 0) {
+	if (n < 0 || (int32_t)(s->rd.sq_head + (uint32_t)n - s->sent) < 0) {
 		hand_on(p, s, "sq_tail", &s->up.rc.req->sq_tail, &s->rd.req->sq_tail);
+		s->lame_sq = true;
 		return;
 	}
 	for (; s->sent != s->rd.sq_head + (uint32_t)n; more = true)
-		if ((int32_t)(s->rd.sq_head + (uint32_t)n - s->sent) < 0 || pass_entry(p, s)) {
-			s->lame = true;
+		if (pass_entry(p, s)) {
+			s->lame_sq = true;
 			return;
 		}
 	if (more) {
@@ -270,11 +292,6 @@ static void to_daemon(struct proxy *p, struct pair *s)
 		if (apr_rc_need_wakeup(&s->up.rc) || s->up.ring_always)
 			raw_ring(&s->up);
 	}
-	n = apr_rd_cq_refresh(&s->rd);
-	if (n)
-		hand_on(p, s, "cq_head", &s->up.rc.req->cq_head, &s->rd.req->cq_head);
-	else if (s->rd.cq_head != seen && apr_rc_cq_advance(&s->up.rc, s->rd.cq_head - seen))
-		raw_ring(&s->up);
 }
 
 /* ---- daemon to client ----------------------------------------------------------------- */
@@ -300,7 +317,8 @@ static void pass_answer(struct proxy *p, struct pair *s, const struct apr_cqe *e
 	apr_rd_cq_write(&s->rd, e);
 }
 
-static void wake(struct pair *s)
+/* False: the client's wait words are none, which ends a session. */
+static bool wake(struct pair *s)
 {
 	struct apr_frame f = {APR_FRAME_MAGIC, APR_FRAME_NOTIFY, 0, sizeof(f), 0};
 	int how;
@@ -311,27 +329,30 @@ static void wake(struct pair *s)
 		apr_futex_wake(&s->rd.res->cq_tail);
 	else if (how == APR_WAIT_SOCKET)
 		send(s->sock, &f, sizeof(f), MSG_DONTWAIT | MSG_NOSIGNAL);
+	return how >= 0;
 }
 
-static void to_client(struct proxy *p, struct pair *s)
+static bool to_client(struct proxy *p, struct pair *s)
 {
 	uint32_t tail = apr_rc_cq_tail(&s->up.rc), flags;
 	const struct apr_res_hdr *up = s->up.res.base;
-	bool more = false;
+	bool more = false, good = true;
 
+	mirror_sq_head(s); /* an entry was taken before it is answered */
 	for (; s->rd.cq_tail != tail; more = true)
 		pass_answer(p, s, apr_rc_cqe(&s->up.rc, s->rd.cq_tail - s->up.rc.cq_head));
 	s->rd.res->models_gen = up->models_gen;
 	memcpy(s->rd.res->counters, up->counters, sizeof(up->counters));
 	if (more) {
 		apr_rd_cq_publish(&s->rd);
-		wake(s);
+		good = wake(s);
 	}
 	flags = __atomic_load_n(&up->flags, __ATOMIC_ACQUIRE);
 	if (flags & APR_RES_DRAINING)
 		apr_rd_flags_set(&s->rd, APR_RES_DRAINING);
 	if ((flags & APR_RES_DEAD) && s->rd.cq_tail == apr_rc_cq_tail(&s->up.rc))
 		apr_rd_dead(&s->rd, up->reason);
+	return good;
 }
 
 /* ---- frames ---------------------------------------------------------------------------- */
@@ -372,21 +393,18 @@ static bool pass_frames(struct proxy *p, struct pair *s, bool by_client)
 /* One look at everything of a session; false: it is over. */
 static bool serve(struct proxy *p, struct pair *s)
 {
-	uint64_t v;
-	bool client = pass_frames(p, s, true), daemon;
+	bool client = pass_frames(p, s, true), daemon, good;
 
-	while (read(s->bell, &v, sizeof(v)) > 0)
-		;
 	to_daemon(p, s);
 	daemon = pass_frames(p, s, false);
-	to_client(p, s);
-	if (client && daemon)
+	good = to_client(p, s);
+	if (client && daemon && good)
 		return true;
 	to_daemon(p, s);
 	to_client(p, s);
-	if (client && !raw_dead(&s->up))
-		apr_rd_dead(&s->rd, APR_REASON_SHUTDOWN);
-	put_end(p, s, client ? "daemon" : "client");
+	if (client && !(__atomic_load_n(&s->rd.res->flags, __ATOMIC_RELAXED) & APR_RES_DEAD))
+		apr_rd_dead(&s->rd, good ? APR_REASON_SHUTDOWN : APR_REASON_PROTOCOL);
+	put_end(p, s, client && good ? "daemon" : "client");
 	return false;
 }
 
@@ -422,7 +440,8 @@ int proxy_run(struct proxy *p, int child)
 	bool running = true;
 
 	for (;;) {
-		struct pollfd fds[2 + PAIRS * 3];
+		struct pollfd fds[3 + PAIRS * 2];
+		struct epoll_event rung[PAIRS];
 		nfds_t n = 0;
 		bool sessions = false;
 
@@ -437,15 +456,16 @@ int proxy_run(struct proxy *p, int child)
 			return 0;
 		fds[n++] = (struct pollfd){p->listener, POLLIN, 0};
 		fds[n++] = (struct pollfd){running ? child : -1, POLLIN, 0};
+		fds[n++] = (struct pollfd){p->bells, POLLIN, 0};
 		for (struct pair *s = p->pairs; s < p->pairs + PAIRS; s++)
 			if (s->used) {
 				fds[n++] = (struct pollfd){s->sock, POLLIN, 0};
-				fds[n++] = (struct pollfd){s->bell, POLLIN, 0};
 				fds[n++] = (struct pollfd){s->up.sock, POLLIN, 0};
 			}
 		if (poll(fds, n, arm(p)) < 0 && errno != EINTR)
 			return -errno;
 		disarm(p);
+		epoll_wait(p->bells, rung, PAIRS, 0);
 		if (fds[0].revents & POLLIN)
 			admit(p);
 		if (fds[1].revents & POLLIN)
@@ -467,7 +487,8 @@ int proxy_new(struct proxy **out, const char *path, const char *daemon, FILE *fi
 	snprintf(p->daemon, sizeof(p->daemon), "%s", daemon);
 	strcpy(sa.sun_path, p->path);
 	p->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	if (p->listener < 0 || bind(p->listener, (struct sockaddr *)&sa, sizeof(sa)) || listen(p->listener, 64))
+	p->bells = epoll_create1(EPOLL_CLOEXEC);
+	if (p->listener < 0 || p->bells < 0 || bind(p->listener, (struct sockaddr *)&sa, sizeof(sa)) || listen(p->listener, 64))
 		e = -errno;
 	if (!e)
 		e = apr_guard_install();
@@ -490,6 +511,8 @@ void proxy_free(struct proxy *p)
 			shut(s);
 	if (p->listener >= 0)
 		close(p->listener);
+	if (p->bells >= 0)
+		close(p->bells);
 	unlink(p->path);
 	apr_guard_remove();
 	free(p);

@@ -294,11 +294,16 @@ void raw_ring(struct raw *r)
 
 bool raw_push(struct raw *r, const struct apr_sqe *q)
 {
+	return raw_push_bytes(r, q, sizeof(*q));
+}
+
+bool raw_push_bytes(struct raw *r, const void *entry, size_t n)
+{
 	struct apr_sqe *slot = apr_rc_sqe(&r->rc);
 
 	if (!slot)
 		return false;
-	memcpy(slot, q, sizeof(*q));
+	memcpy(slot, entry, n < r->g.sqe_size ? n : r->g.sqe_size);
 	apr_rc_publish(&r->rc, r->rc.sq_tail);
 	if (apr_rc_need_wakeup(&r->rc) || r->ring_always)
 		raw_ring(r);

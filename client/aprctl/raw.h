@@ -50,6 +50,7 @@ int raw_frame(struct raw *r, void *buf, size_t cap, int *fds, int ms);
 uint32_t raw_put(struct raw *r, const void *data, size_t len);
 /* Writes the entry, publishes, rings where the daemon asks for it. False: the SQ is full. */
 bool raw_push(struct raw *r, const struct apr_sqe *q);
+bool raw_push_bytes(struct raw *r, const void *entry, size_t n); /* as far as a slot is long */
 void raw_ring(struct raw *r);
 /* The next entry into r->cqe and r->blob, marked seen. 0, -ETIMEDOUT, -EPIPE (DEAD or hang-up), -EPROTO (r->why). */
 int raw_next(struct raw *r, int ms);
