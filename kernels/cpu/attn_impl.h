@@ -146,12 +146,23 @@ VEC vf kv_loadn(enum apr_kv_type type, const void *p, size_t i, uint32_t n)
 	return kv_load(type, t, 0);
 }
 
-/* K[64][dim] of 16 bits, turned to [dim][64]; keys first … last, in whole sixteens */
-static __attribute__((noinline)) void turn_half(const uint16_t *k, uint32_t dim, uint32_t first, uint32_t last, uint16_t *out)
+struct ahead {
+	const uint8_t *k, *v;
+};
+
+/* K[64][dim] of 16 bits, turned to [dim][64]; keys first … last, in whole sixteens. What is read next (or NULL) is
+ * asked for meanwhile: pages lie apart, where the hardware does not foresee them. */
+static __attribute__((noinline)) void turn_half(const uint16_t *k, uint32_t dim, uint32_t first, uint32_t last, uint16_t *out,
+                                                const struct ahead *next)
 {
+	size_t line, bytes = VL * sizeof(*k) * (size_t)dim;
 	uint32_t key, d, i;
 
 	for (key = first & ~15u; key <= last; key += VL) {
+		for (line = 0; next->v && line < bytes; line += 64)
+			__builtin_prefetch(next->v + key / VL * bytes + line, 0, 2);
+		for (line = 0; next->k && line < bytes; line += 64)
+			__builtin_prefetch(next->k + key / VL * bytes + line, 0, 2);
 		for (d = 0; d + VL <= dim;)
 			d += vh_turn(k + (size_t)key * dim + d, dim, dim - d, out + (size_t)d * APR_KV_PAGE + key, APR_KV_PAGE);
 		for (; d < dim; d++)
@@ -204,13 +215,13 @@ struct operand {
 
 /* few: used by so few rows that widening in registers is cheaper than to memory */
 static struct operand block_k(enum apr_kv_type t, const void *k, uint32_t dim, uint32_t first, uint32_t last, bool few,
-                              const struct apr_attn_work *w)
+                              const struct ahead *next, const struct apr_attn_work *w)
 {
 	if (t == APR_KV_F32) {
 		turn_float(k, dim, first, last, w->block);
 		return (struct operand){APR_KV_F32, w->block};
 	}
-	turn_half(k, dim, first, last, w->half);
+	turn_half(k, dim, first, last, w->half, next);
 	if (few)
 		return (struct operand){t, w->half};
 	if (t == APR_KV_F16)
@@ -269,7 +280,9 @@ static const uint8_t *kv_block(const struct seg *g, uint32_t block, bool v)
 static void seg_scores(const struct seg *g, uint32_t block, uint32_t first, uint32_t last)
 {
 	uint32_t dim = g->op->k_dim, base = block * APR_KV_PAGE, r;
-	struct operand k = block_k(g->op->kv.group->type, kv_block(g, block, false), dim, first, last, g->few, g->w);
+	bool more = g->few && last == APR_KV_PAGE - 1 && g->start + base + last < g->tile->pos;
+	struct ahead next = {more ? kv_block(g, block + 1, false) : NULL, g->few ? kv_block(g, block, true) : NULL};
+	struct operand k = block_k(g->op->kv.group->type, kv_block(g, block, false), dim, first, last, g->few, &next, g->w);
 	size_t size = k.type == APR_KV_F32 ? 4 : 2;
 
 	for (r = 0; r < g->rows; r += ATTN_ROWS) {
