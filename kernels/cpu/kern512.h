@@ -19,6 +19,16 @@ APR_INLINE void apr_half16(const uint8_t *src, apr_f32x16 *out)
 	*out = (apr_f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)src));
 }
 
+APR_INLINE void apr_widen_u8(const uint8_t *src, apr_i32x16 *out)
+{
+	*out = (apr_i32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)src));
+}
+
+APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32x16 *out)
+{
+	*out = (apr_i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)src));
+}
+
 APR_INLINE int load32(const void *p)
 {
 	int v;
@@ -299,8 +309,7 @@ APR_INLINE void gemv_rows(const uint32_t type, const uint32_t R, const uint8_t *
 			apr_u8x64 q[8];
 			apr_f32x16 p, m[2];
 
-			for (unsigned pf = 0; pf < l.stride + (per_unit == 1 ? (unsigned)l.body : 0u); pf += 64)
-				_mm_prefetch((const char *)panel + l.body + i * l.stride + pf + 1536, _MM_HINT_T0);
+			apr_prefetch_block(type, panel, i);
 			apr_unpack_codes(type, panel + l.body + i * l.stride, q);
 			apr_block_factors(type, &s, i, &p, m);
 #pragma GCC unroll 4

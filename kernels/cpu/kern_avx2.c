@@ -19,6 +19,22 @@ APR_INLINE void apr_half16(const uint8_t *src, apr_f32x16 *out)
 	memcpy(out, v, sizeof v);
 }
 
+APR_INLINE void apr_widen_u8(const uint8_t *src, apr_i32x16 *out)
+{
+	__m256i v[2] = {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)src)),
+			_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(src + 8)))};
+
+	memcpy(out, v, sizeof v);
+}
+
+APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32x16 *out)
+{
+	__m256i v[2] = {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)src)),
+			_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(src + 8)))};
+
+	memcpy(out, v, sizeof v);
+}
+
 #define UNPACK_TILE(T, ...) apr_unpack_tile(T, __VA_ARGS__)
 static void unpack(uint32_t type, const uint8_t *panel, uint32_t b0, uint32_t n, struct apr_tile *t)
 {

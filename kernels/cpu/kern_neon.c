@@ -24,6 +24,26 @@ APR_INLINE void apr_half16(const uint8_t *src, apr_f32x16 *out)
 	memcpy(out, v, sizeof v);
 }
 
+APR_INLINE void apr_widen_u8(const uint8_t *src, apr_i32x16 *out)
+{
+	uint8x16_t b = vld1q_u8(src);
+	uint16x8_t h[2] = {vmovl_u8(vget_low_u8(b)), vmovl_high_u8(b)};
+	uint32x4_t v[4] = {vmovl_u16(vget_low_u16(h[0])), vmovl_high_u16(h[0]), vmovl_u16(vget_low_u16(h[1])),
+			   vmovl_high_u16(h[1])};
+
+	memcpy(out, v, sizeof v);
+}
+
+APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32x16 *out)
+{
+	int8x16_t b = vreinterpretq_s8_u8(vld1q_u8(src));
+	int16x8_t h[2] = {vmovl_s8(vget_low_s8(b)), vmovl_high_s8(b)};
+	int32x4_t v[4] = {vmovl_s16(vget_low_s16(h[0])), vmovl_high_s16(h[0]), vmovl_s16(vget_low_s16(h[1])),
+			  vmovl_high_s16(h[1])};
+
+	memcpy(out, v, sizeof v);
+}
+
 #define UNPACK_TILE(T, ...) apr_unpack_tile(T, __VA_ARGS__)
 static void unpack(uint32_t type, const uint8_t *panel, uint32_t b0, uint32_t n, struct apr_tile *t)
 {

@@ -4,7 +4,8 @@
  * instruction set: written in GCC's vector types, compiled once per *_<isa>.c.
  *
  * Owns: planes to codes, packed sub-scales to bytes, blocks to scale and min
- * vectors. The including file provides apr_half16(): 16 F16 to 16 floats. All
+ * vectors. The including file provides what vector types cannot say well: apr_half16()
+ * (16 F16 to floats), apr_widen_u8() and apr_widen_i8() (16 bytes to int32). All
  * functions are inlined with a constant type, so that a type's tests vanish.
  */
 #ifndef APR_KERNELS_CPU_UNPACK_H
@@ -22,9 +23,18 @@ typedef uint16_t apr_u16x32 __attribute__((vector_size(64)));
 typedef int16_t apr_i16x32 __attribute__((vector_size(64)));
 typedef int32_t apr_i32x16 __attribute__((vector_size(64)));
 typedef float apr_f32x16 __attribute__((vector_size(64)));
-typedef uint8_t apr_u8x16 __attribute__((vector_size(16)));
 
 APR_INLINE void apr_half16(const uint8_t *src, apr_f32x16 *out);
+APR_INLINE void apr_widen_u8(const uint8_t *src, apr_i32x16 *out);
+APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32x16 *out);
+
+/* n vectors, one by one: a single memcpy of them all would go through the stack */
+APR_INLINE void apr_load64(apr_u8x64 *out, const uint8_t *src, int n)
+{
+#pragma GCC unroll 8
+	for (int i = 0; i < n; i++)
+		memcpy(&out[i], src + 64 * i, 64);
+}
 
 /* moves the bits of mask at position from to position to; mask is in the destination */
 #define APR_PLACE(v, from, to, mask) \
@@ -38,15 +48,15 @@ APR_INLINE void apr_unpack_codes(uint32_t type, const uint8_t *body, apr_u8x64 q
 	apr_u8x64 nib[4], two[2], one;
 
 	if (l.byte >= 0) {
-		memcpy(q, body + l.byte, 512);
+		apr_load64(q, body + l.byte, 8);
 		return;
 	}
 	if (l.nib >= 0)
-		memcpy(nib, body + l.nib, sizeof nib);
+		apr_load64(nib, body + l.nib, 4);
 	if (l.two >= 0)
-		memcpy(two, body + l.two, sizeof two);
+		apr_load64(two, body + l.two, 2);
 	if (l.one >= 0)
-		memcpy(&one, body + l.one, sizeof one);
+		apr_load64(&one, body + l.one, 1);
 #pragma GCC unroll 8
 	for (int t = 0; t < 8; t++) {
 		const int low = l.nib >= 0 ? 4 : l.two >= 0 ? 2 : 0; /* bits below the last plane's */
@@ -60,6 +70,20 @@ APR_INLINE void apr_unpack_codes(uint32_t type, const uint8_t *body, apr_u8x64 q
 		if (l.one >= 0)
 			q[t] |= APR_PLACE(one, t, low, 1 << low);
 	}
+}
+
+/* Asks for what lies APR_AHEAD bytes behind block i of a unit: hardware prefetchers stop at every page.
+ * Near a weight's end this reaches beyond it, which a prefetch may. */
+#define APR_AHEAD 2048u
+APR_INLINE void apr_prefetch_block(uint32_t type, const uint8_t *unit, unsigned i)
+{
+	const struct apr_panel_layout l = apr_panel_layout(type);
+	const unsigned bytes = (unsigned)l.stride + (apr_type_info(type).block == 32 ? (unsigned)l.body : 0u);
+	const uint8_t *p = unit + l.body + i * (unsigned)l.stride + APR_AHEAD;
+
+#pragma GCC unroll 9
+	for (unsigned k = 0; k < bytes; k += 64)
+		__builtin_prefetch(p + k, 0, 3);
 }
 
 /* A unit's factors: d and m of the 16 rows, and the sub-scales' codes [sub-block][row] */
@@ -117,24 +141,18 @@ APR_INLINE void apr_unpack_scales(uint32_t type, const uint8_t *unit, struct apr
 /* sub-scale s of a type that has them; negative ones are int8 */
 APR_INLINE void apr_sub_scale(uint32_t type, const struct apr_unit_scales *s, unsigned i, apr_i32x16 *out)
 {
-	apr_u8x16 bytes;
-
-	memcpy(&bytes, s->sc[i], 16);
-	if (type == APR_TYPE_Q3_K || type == APR_TYPE_Q6_K) {
-		typedef int8_t i8x16 __attribute__((vector_size(16)));
-
-		*out = __builtin_convertvector((i8x16)bytes, apr_i32x16);
-	} else {
-		*out = __builtin_convertvector(bytes, apr_i32x16);
-	}
+	if (type == APR_TYPE_Q3_K || type == APR_TYPE_Q6_K)
+		apr_widen_i8(s->sc[i], out);
+	else
+		apr_widen_u8(s->sc[i], out);
 }
 
 APR_INLINE void apr_sub_min(const struct apr_unit_scales *s, unsigned i, apr_f32x16 *out)
 {
-	apr_u8x16 bytes;
+	apr_i32x16 mn;
 
-	memcpy(&bytes, s->mn[i], 16);
-	*out = -(s->m * __builtin_convertvector(__builtin_convertvector(bytes, apr_i32x16), apr_f32x16));
+	apr_widen_u8(s->mn[i], &mn);
+	*out = -(s->m * __builtin_convertvector(mn, apr_f32x16));
 }
 
 /* p and m (as kern.h has them) of block b in its unit */
@@ -175,6 +193,7 @@ APR_INLINE void apr_unpack_tile(uint32_t type, const uint8_t *panel, uint32_t b0
 			apr_u8x64 q[8];
 			apr_f32x16 p, m[2];
 
+			apr_prefetch_block(type, unit, i);
 			apr_unpack_codes(type, unit + l.body + i * l.stride, q);
 			apr_block_factors(type, &s, i, &p, m);
 			memcpy(t->p[b + i], &p, sizeof p);
