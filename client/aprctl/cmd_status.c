@@ -121,11 +121,16 @@ static void print_models(const struct ctl *c, json_t *models)
 	json_t *m;
 	size_t i;
 	char buf[32];
+	int wide = 5;
 
-	printf("%s  %-24s %-8s %8s %8s %-8s %9s %s%s\n", ctl_dim(c), "model", "arch", "context", "vocab", "route", "size",
+	json_array_foreach (models, i, m)
+		wide = (int)strlen(str(m, "name")) > wide ? (int)strlen(str(m, "name")) : wide;
+	if (wide > 40)
+		wide = 40;
+	printf("%s  %-*s %-8s %8s %8s %-8s %9s %s%s\n", ctl_dim(c), wide, "model", "arch", "context", "vocab", "route", "size",
 	       "numerics", ctl_plain(c));
 	json_array_foreach (models, i, m)
-		printf("  %-24.40s %-8s %8d %8d %-8s %9s %.16s\n", str(m, "name"), str(m, "arch"), (int)num(m, "n_ctx"),
+		printf("  %-*.40s %-8s %8d %8d %-8s %9s %.16s\n", wide, str(m, "name"), str(m, "arch"), (int)num(m, "n_ctx"),
 		       (int)num(m, "n_vocab"), str(m, "route"), ctl_size((uint64_t)num(m, "bytes"), buf), str(m, "numerics"));
 	if (!json_array_size(models))
 		printf("  none: load one with aprctl load FILE\n");
