@@ -11,6 +11,9 @@
  *   llama-bpe  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nLN]?L+|N{1,3}| ?[^SLN]+[\r\n]*|S*[\r\n]+|S+(?!non-S)|S+
  *   qwen2      the same with N for N{1,3}
  *
+ * The classes are those of the Unicode version of the installed utf8proc (15 for 2.8): a character that
+ * was assigned later counts as a symbol.
+ *
  * A byte that is no character counts as a symbol ([^SLN]). Text is taken as it is:
  * no normal form is applied, so that ids give the text back byte for byte.
  */

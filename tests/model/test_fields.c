@@ -215,11 +215,46 @@ static void keys_of_the_wrong_type(void)
 	}
 }
 
+/* ---- any byte ---- */
+
+/* Random damage to the file's head, one byte or four at a time: opened or refused, with its tokenizer; never death. */
+static void damaged_fields(void)
+{
+	struct gguf_writer *w = bad_tiny();
+	uint64_t rng = 0x2545f4914f6cdd1d;
+	unsigned i, opened = 0;
+	uint8_t *p, was[4];
+	char err[256];
+	size_t n;
+
+	gw_finish(w, &p, &n);
+	for (i = 0; i < 4000; i++) {
+		size_t at, k = i % 2 ? 4 : 1;
+		FILE *f = fopen(bad_tmp("damaged.gguf"), "wb");
+
+		CU_ASSERT_PTR_NOT_NULL_FATAL(f);
+		rng ^= rng << 13;
+		rng ^= rng >> 7;
+		rng ^= rng << 17;
+		at = (size_t)(rng >> 36) % (n < 8000 ? n - 4 : 8000);
+		memcpy(was, p + at, k);
+		memcpy(p + at, &rng, k);
+		CU_ASSERT_EQUAL(fwrite(p, 1, n, f), n);
+		fclose(f);
+		memcpy(p + at, was, k);
+		opened += !bad_open(bad_tmp("damaged.gguf"), err, sizeof err);
+	}
+	CU_ASSERT(opened < 4000);
+	free(p);
+	gw_free(w);
+	bad_good_file_opens();
+}
+
 #define T(f) {#f, f, 0}
 static const struct apr_test tests[] = {
 	T(token_types_wrong), T(tokens_wrong), T(scores_wrong), T(merges_missing_or_wrong), T(piece_0x_minus_1),
 	T(special_ids_past_the_vocabulary), T(head_counts), T(block_count), T(embedding_and_ffn_length),
-	T(rope_dimension), T(context_length), T(keys_of_the_wrong_type),
+	T(rope_dimension), T(context_length), T(keys_of_the_wrong_type), T(damaged_fields),
 };
 
 TEST_MAIN("model/fields", tests)
