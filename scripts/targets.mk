@@ -60,3 +60,14 @@ uninstall:
 	rm -f $(DESTDIR)$(LIBDIR)/libaprclient* $(DESTDIR)$(LIBDIR)/pkgconfig/libaprclient.pc
 	rm -f $(patsubst man/%,$(DESTDIR)$(MANDIR)/man*/%,$(wildcard man/*.[1-9]))
 	rm -rf $(DESTDIR)$(INCLUDEDIR)/apr
+
+# Examples in C++ show that the headers can be used from there; built where there is a compiler for it
+ifeq ($(origin CXX),default)
+CXX := $(if $(findstring clang,$(CC)),clang++,g++)
+endif
+CXX_EXAMPLES := $(if $(shell command -v $(CXX)),$(patsubst %.cpp,$(B)/%,$(wildcard examples/*.cpp)))
+examples: $(CXX_EXAMPLES)
+$(CXX_EXAMPLES): $(B)/%: %.cpp $(B)/libaprclient.a
+	@mkdir -p $(@D)
+	$(call say,CXX)
+	$(Q)$(CXX) -std=c++17 $(OPT) -g -Wall -Wextra -Wshadow -Werror $(if $(SAN),-fsanitize=$(SAN)) -Ishm/include -Iclient/include $(CXXFLAGS) -o $@ $^ $(LDFLAGS_ALL)
