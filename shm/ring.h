@@ -86,6 +86,7 @@ static inline uint32_t apr_rc_cq_tail(const struct apr_rc *r)
 
 static inline uint32_t apr_rc_cq_ready(const struct apr_rc *r)
 {
+	__builtin_prefetch(r->cq + (size_t)(r->cq_head & r->cq_mask) * r->cqe_size); /* as in apr_rd_sq_ready */
 	return apr_rc_cq_tail(r) - r->cq_head;
 }
 
@@ -150,6 +151,8 @@ void apr_rd_init(struct apr_rd *r, const void *req_base, void *res_base, const s
 static inline int apr_rd_sq_ready(const struct apr_rd *r)
 {
 	uint32_t tail;
+	/* a new tail means a new entry, in a line of its own: fetch both at once, not one after the other */
+	__builtin_prefetch(r->sq + (size_t)(r->sq_head & r->sq_mask) * r->sqe_size);
 	/* acquire; pairs with the release in apr_rc_publish */
 	int e = apr_guard_load32(&r->req->sq_tail, &tail);
 	if (e)
