@@ -40,12 +40,22 @@ static inline float rng_normal(struct rng *r)
 	return sqrtf(-2.0f * logf(u)) * cosf(6.2831853f * v);
 }
 
+/* Memory for a test, zeroed: without it there is no test to go on with. */
+static inline void *mem_of(size_t bytes)
+{
+	void *p = aligned_alloc(64, (bytes + 64) & ~(size_t)63);
+
+	if (!p)
+		abort();
+	return memset(p, 0, bytes);
+}
+
 static inline float *random_floats(struct rng *r, size_t n, float scale)
 {
-	float *p = malloc((n ? n : 1) * sizeof(*p));
+	float *p = mem_of(n * sizeof(*p));
 	size_t i;
 
-	for (i = 0; p && i < n; i++)
+	for (i = 0; i < n; i++)
 		p[i] = rng_normal(r) * scale;
 	return p;
 }
@@ -74,10 +84,10 @@ static inline void kv_fix_init(struct kv_fix *f, struct rng *r, enum apr_kv_type
 	f->g = (struct apr_kv_group){.type = type, .n_layers = layers, .n_kv_heads = kv_heads, .k_dim = k_dim, .v_dim = v_dim,
 	                             .n_pages = n, .max_pages_seq = per};
 	f->g.layer_bytes = size * APR_KV_PAGE * kv_heads * (k_dim + v_dim);
-	f->g.pool = malloc(f->g.layer_bytes * layers * n);
+	f->g.pool = mem_of(f->g.layer_bytes * layers * n);
 	memset(f->g.pool, 0xff, f->g.layer_bytes * layers * n);
-	f->table = calloc((size_t)APR_MAX_SLOTS * per, sizeof(*f->table));
-	f->order = malloc(n * sizeof(*f->order));
+	f->table = mem_of((size_t)APR_MAX_SLOTS * per * sizeof(*f->table));
+	f->order = mem_of(n * sizeof(*f->order));
 	for (i = 0; i < n; i++)
 		f->order[i] = i;
 	for (i = n; i > 1; i--) {
@@ -156,8 +166,7 @@ static inline void scratch_fix_init(struct scratch_fix *f, const struct apr_cpu_
 	f->pool = NULL;
 	CU_ASSERT_EQUAL_FATAL(apr_pool_new(&f->pool, threads), 0);
 	CU_ASSERT_FATAL(n > 0);
-	f->mem = aligned_alloc(64, (n + 63) & ~(size_t)63);
-	CU_ASSERT_PTR_NOT_NULL_FATAL(f->mem);
+	f->mem = mem_of(n);
 	memset(f->mem, 0xff, n); /* NaN wherever something is read before it is written */
 	f->s = apr_cpu_scratch_init(l, f->pool, f->mem);
 	CU_ASSERT_PTR_NOT_NULL_FATAL(f->s);

@@ -62,7 +62,7 @@ static void check_row(const struct run *t, uint32_t pos, uint32_t slot, const fl
 {
 	uint32_t group = t->sh.n_heads / t->sh.n_kv_heads, h, i, key;
 	uint32_t lo = t->sh.window && pos >= t->sh.window ? pos + 1 - t->sh.window : 0, n = pos + 1 - lo;
-	double *w = malloc(n * sizeof(*w)), *err = malloc(n * sizeof(*err)), u = 0x1p-24, log2e = 1.4426950408889634;
+	double *w = mem_of(n * sizeof(*w)), *err = mem_of(n * sizeof(*err)), u = 0x1p-24, log2e = 1.4426950408889634;
 
 	for (h = 0; h < t->sh.n_heads; h++) {
 		const float *qh = q + (size_t)h * t->sh.k_dim, *oh = o + (size_t)h * t->sh.v_dim;
@@ -103,7 +103,7 @@ static void check_row(const struct run *t, uint32_t pos, uint32_t slot, const fl
 				ref += w[key] * v;
 				mag += w[key] * fabs(v);
 			}
-			bound = (2 * omega + u * (276 + 16.0 * (n / APR_KV_SEGMENT + 2))) * mag / l + n * 0x1p-140;
+			bound = (2 * omega + u * (276 + 16.0 * ((double)n / APR_KV_SEGMENT + 3))) * mag / l + n * 0x1p-140;
 			if (!(fabs(oh[i] - ref / l) <= bound)) {
 				CU_FAIL("attention is outside its bound");
 				fprintf(stderr, "pos %u head %u dim %u: %g, want %g within %g\n", pos, h, i, oh[i], ref / l, bound);
@@ -141,7 +141,7 @@ static void attn_within_bound(void)
 		kv_fill(&t.kv, &r, 1, 1, 0, 1024);
 		scratch_fix_init(&sf, &lim, 2);
 		q = random_floats(&r, (size_t)257 * lim.n_heads * lim.k_dim, 1.5f);
-		o = malloc((size_t)257 * lim.n_heads * lim.v_dim * sizeof(*o));
+		o = mem_of((size_t)257 * lim.n_heads * lim.v_dim * sizeof(*o));
 		for (j = 0; j < sizeof(counts) / sizeof(counts[0]); j++) {
 			uint32_t n = counts[j], start = j % 3 == 0 ? 0 : rng_u32(&r) % (1024 - n);
 
@@ -172,7 +172,7 @@ static void attn_same_bits_however_cut(void)
 		const uint32_t n = i < 2 ? 700 : 330;
 		struct apr_cpu_limits lim = limits(&shapes[i], n, 1024);
 		size_t row = (size_t)lim.n_heads * lim.v_dim;
-		uint32_t *pos = malloc(n * sizeof(*pos)), *slot = calloc(n, sizeof(*slot)), k;
+		uint32_t *pos = mem_of(n * sizeof(*pos)), *slot = mem_of(n * sizeof(*slot)), k;
 		float *q, *want, *got;
 		struct run t;
 		unsigned threads;
@@ -180,8 +180,8 @@ static void attn_same_bits_however_cut(void)
 		run_init(&t, &shapes[i], &r, 1, 1024);
 		kv_fill(&t.kv, &r, 1, 0, 0, n);
 		q = random_floats(&r, (size_t)n * lim.n_heads * lim.k_dim, 1.0f);
-		want = malloc(n * row * sizeof(*want));
-		got = malloc(n * row * sizeof(*got));
+		want = mem_of(n * row * sizeof(*want));
+		got = mem_of(n * row * sizeof(*got));
 		for (k = 0; k < n; k++)
 			pos[k] = k;
 		for (threads = 1; threads <= 4; threads++) {
@@ -229,7 +229,7 @@ static void attn_same_bits_among_neighbours(void)
 		struct apr_cpu_limits lim = limits(&shapes[i], N, 1024);
 		size_t qrow = (size_t)lim.n_heads * lim.k_dim, row = (size_t)lim.n_heads * lim.v_dim, k;
 		uint32_t pos[N], slot[N], h, d, base;
-		float *q, *want = malloc(row * sizeof(*want)), *got = malloc(N * row * sizeof(*got));
+		float *q, *want = mem_of(row * sizeof(*want)), *got = mem_of(N * row * sizeof(*got));
 		struct scratch_fix sf;
 		struct run t;
 
@@ -292,7 +292,7 @@ static void attn_same_bits_on_other_pages(void)
 		q = random_floats(&values, 100 * (size_t)lim.n_heads * lim.k_dim, 1.0f);
 		for (k = 0; k < 100; k++)
 			pos[k] = 500 + (uint32_t)k;
-		got[i] = malloc(100 * row * sizeof(float));
+		got[i] = mem_of(100 * row * sizeof(float));
 		scratch_fix_init(&sf, &lim, 2);
 		attend(&t, sf.s, pos, slot, 0, 100, q, got[i]);
 		scratch_fix_free(&sf);
@@ -313,7 +313,7 @@ static void attn_extreme_scores(void)
 	struct rng r = {3};
 	struct scratch_fix sf;
 	struct run t;
-	float *q, *o = malloc((size_t)300 * 128 * sizeof(*o));
+	float *q, *o = mem_of((size_t)300 * 128 * sizeof(*o));
 
 	run_init(&t, &sh, &r, 1, 512);
 	kv_fill(&t.kv, &r, 1, 0, 0, 300);

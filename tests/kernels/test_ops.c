@@ -28,7 +28,7 @@ static struct weight weight_new(struct rng *r, uint32_t type, uint32_t n_in, uin
 {
 	size_t n = (size_t)n_in * n_out, bytes = apr_panel_bytes(type, n_in, n_out), i;
 	struct weight t = {.w = random_floats(r, n, 1.0f / sqrtf((float)n_in))};
-	uint8_t *src = malloc(n * 4);
+	uint8_t *src = mem_of(n * 4);
 
 	for (i = 0; type == APR_TYPE_F32 && i < n; i++)
 		memcpy(src + 4 * i, &t.w[i], 4);
@@ -46,8 +46,8 @@ static struct weight weight_new(struct rng *r, uint32_t type, uint32_t n_in, uin
 		memcpy(src + i / 32 * 34 + 2 + i % 32, &q, 1);
 		t.w[i] = apr_half_to_f32(d) * (float)q;
 	}
-	t.panels = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
-	CU_ASSERT_FATAL(bytes > 0 && t.panels);
+	CU_ASSERT_FATAL(bytes > 0);
+	t.panels = mem_of(bytes);
 	CU_ASSERT_EQUAL_FATAL(apr_panel_pack(NULL, type, src, n_in, n_out, t.panels), 0);
 	t.m.lin = (struct apr_linear){type, n_in, n_out, t.panels};
 	free(src);
@@ -68,7 +68,7 @@ struct vec {
 
 static struct vec vec_new(uint32_t n)
 {
-	return (struct vec){calloc(n, sizeof(double)), calloc(n, sizeof(double)), n};
+	return (struct vec){mem_of(n * sizeof(double)), mem_of(n * sizeof(double)), n};
 }
 
 static void vec_free(struct vec *a)
@@ -90,7 +90,7 @@ static void ref_norm(const struct vec *x, const float *w, float eps, struct vec 
 	rel = sum > 0 ? sqrt(delta / sum) : 0;
 	for (i = 0; i < x->n; i++) {
 		h->v[i] = x->v[i] * inv * w[i];
-		h->e[i] = fabs(w[i]) * inv * (x->e[i] + fabs(x->v[i]) * (rel + (x->n / 32.0 + 9) * u)) * 1.01;
+		h->e[i] = fabs((double)w[i]) * inv * (x->e[i] + fabs(x->v[i]) * (rel + (x->n / 32.0 + 9) * u)) * 1.01;
 	}
 }
 
@@ -209,12 +209,12 @@ static void layer_init(struct layer *l, const struct layer_shape *sh, struct rng
 	l->kvl = (struct apr_kv_layer){&l->kv.g, 1};
 	l->x = random_floats(r, (size_t)MAX_ROWS * sh->n_embd, 2.0f);
 	l->y = random_floats(r, (size_t)MAX_ROWS * sh->n_embd, 1.0f);
-	l->x1 = calloc((size_t)MAX_ROWS * sh->n_embd, 4);
-	l->x2 = calloc((size_t)MAX_ROWS * sh->n_embd, 4);
-	l->q = calloc((size_t)MAX_ROWS * qn, 4);
-	l->o = calloc((size_t)MAX_ROWS * sh->n_heads * sh->v_dim, 4);
-	l->a = calloc((size_t)MAX_ROWS * sh->n_ff, 4);
-	l->logits = calloc((size_t)APR_HEAD_ROWS * sh->n_vocab, 4);
+	l->x1 = mem_of((size_t)MAX_ROWS * sh->n_embd * 4);
+	l->x2 = mem_of((size_t)MAX_ROWS * sh->n_embd * 4);
+	l->q = mem_of((size_t)MAX_ROWS * qn * 4);
+	l->o = mem_of((size_t)MAX_ROWS * sh->n_heads * sh->v_dim * 4);
+	l->a = mem_of((size_t)MAX_ROWS * sh->n_ff * 4);
+	l->logits = mem_of((size_t)APR_HEAD_ROWS * sh->n_vocab * 4);
 	for (i = 0; i < MAX_ROWS; i++) {
 		l->tok[i] = (int32_t)(rng_u32(r) % sh->n_vocab);
 		l->pos[i] = i;
@@ -476,7 +476,7 @@ static void ffn_in_and_proj_within_bound(void)
 				size_t at = (size_t)row * l.sh.n_embd;
 				struct vec o = vec_new(l.sh.n_heads * l.sh.v_dim), y = vec_new(l.sh.n_embd), s = vec_new(l.sh.n_embd), h = vec_new(l.sh.n_embd);
 				struct vec g = vec_new(l.sh.n_ff), up = vec_new(l.sh.n_ff), a = vec_new(l.sh.n_ff), d = vec_new(l.sh.n_embd);
-				float *y_mid = malloc(l.sh.n_embd * sizeof(float));
+				float *y_mid = mem_of(l.sh.n_embd * sizeof(float));
 				struct apr_norm post = norm_of(&l, 2, l.sh.post);
 
 				for (k = 0; k < o.n; k++)
@@ -592,7 +592,7 @@ static struct outcome run_layer(struct layer *l, const float *x, const float *y,
 {
 	enum { ROWS = 200 };
 	size_t n = (size_t)ROWS * l->sh.n_embd, nl = (size_t)APR_HEAD_ROWS * l->sh.n_vocab;
-	struct outcome out = {malloc(n * 4), malloc(n * 4), malloc(nl * 4)};
+	struct outcome out = {mem_of(n * 4), mem_of(n * 4), mem_of(nl * 4)};
 	struct apr_cpu_limits lim = limits(l, math);
 	struct scratch_fix sf;
 	uint32_t i, at[APR_HEAD_ROWS];
