@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #define LOOK_NS UINT64_C(50000) /* how often a loop that costs a system call is asked while rings are hot */
@@ -306,6 +307,7 @@ static void *core_main(void *arg)
 {
 	struct core *c = arg;
 
+	prctl(PR_SET_NAME, "aprd-core");
 	apr_guard_thread();
 	uint64_t mail = loop_poll(c->loop, c->box.efd, POLLIN, false, on_mail, c);
 	uint64_t steps = loop_poll(c->loop, apr_engine_fd(c->models->engine), POLLIN, true, nothing, c);

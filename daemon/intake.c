@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 static int fail(struct request *r, int err, uint32_t at, const char *why)
 {
@@ -72,9 +73,13 @@ static int take_text(struct request *r)
 {
 	unsigned flags = (r->sqe.flags & APR_SQE_PARSE_SPECIAL ? APR_TOK_PARSE_SPECIAL : 0) |
 			 (r->sqe.flags & APR_SQE_ADD_BOS ? APR_TOK_ADD_BOS : 0);
-	int e = apr_tok_encode(apr_loaded_tokenizer(r->model->loaded), (const char *)r->input, r->sqe.in_len, flags, 0, &r->ids,
-			     &r->n_ids);
+	/* what cannot run anyway is not tokenised to its end */
+	uint32_t most = r->sqe.op == APR_OP_TOKENIZE ? 0 : r->model->info.n_ctx;
+	int e = apr_tok_encode(apr_loaded_tokenizer(r->model->loaded), (const char *)r->input, r->sqe.in_len, flags, most, &r->ids,
+			       &r->n_ids);
 
+	if (e == -E2BIG && most)
+		return say(r, e, offsetof(struct apr_sqe, in_len), "the text is more than the context of %u tokens", most);
 	if (e)
 		return fail(r, e, offsetof(struct apr_sqe, in_off), e == -EILSEQ ? "a byte of the text has no piece in this model's vocabulary" : NULL);
 	return 0;
@@ -251,6 +256,7 @@ static void *intake_main(void *arg)
 {
 	struct intake *in = arg;
 
+	prctl(PR_SET_NAME, "aprd-intake");
 	apr_guard_thread();
 	pthread_mutex_lock(&in->lock);
 	for (;;) {

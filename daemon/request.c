@@ -35,6 +35,7 @@ struct request *request_new(struct core *c, struct session *s, const struct apr_
 	s->unfinished++;
 	s->credit.unfinished++;
 	s->who->in_flight++;
+	s->who->input_bytes += sqe->in_len + (uint64_t)sqe->par_len;
 	c->unfinished++;
 	if (sqe->timeout_ms) {
 		r->deadline = c->now + sqe->timeout_ms * UINT64_C(1000000);
@@ -82,6 +83,7 @@ static void retire(struct core *c, struct request *r)
 	s->unfinished--;
 	s->credit.unfinished--;
 	s->who->in_flight--;
+	s->who->input_bytes -= r->sqe.in_len + (uint64_t)r->sqe.par_len;
 	c->unfinished--;
 	r->finished = true;
 }

@@ -241,7 +241,8 @@ void sched_release(struct core *c, struct run *run)
 	apr_seq_free(run->seq);
 	run->seq = NULL;
 	run->state = RUN_DONE;
-	m->starved = false; /* pages may be free now */
+	if (!m->n_runs)
+		m->starved = false;
 	COUNT_ALL(c, running, -1u);
 }
 
@@ -291,7 +292,6 @@ void sched_sweep(struct core *c)
 					if (r->runs[i].state == RUN_ACTIVE) {
 						apr_seq_drop(r->runs[i].seq);
 						r->runs[i].dropped = true;
-						r->model->starved = false;
 					}
 				}
 			}
@@ -482,10 +482,11 @@ static void fail_step(struct core *c, struct served *m, int err)
 static bool start_step(struct core *c, struct served *m)
 {
 	struct plan p;
+	bool starved = m->starved;
 
 	make_plan(c, m, &p);
 	if (!p.n)
-		return false;
+		return starved && !m->starved && c->queue; /* there may be room for another now */
 	for (uint32_t i = 0; i < p.n; i++) {
 		p.run[i]->in_step = true;
 		if (!p.run[i]->r->started)

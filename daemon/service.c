@@ -49,6 +49,10 @@ static int admit(struct core *c, struct session *s, const struct apr_sqe *sqe, s
 		*f = (struct apr_fault){ -ESHUTDOWN, 0, "aprd is draining: nothing new is taken" };
 	} else if (s->who->in_flight >= c->o->limits.in_flight) {
 		*f = (struct apr_fault){ -EDQUOT, 0, "too many unfinished requests of this user" };
+	} else if (s->who->input_bytes + sqe->in_len + sqe->par_len > c->o->limits.region_bytes) {
+		*f = (struct apr_fault){ -EDQUOT, offsetof(struct apr_sqe, in_len), "the inputs of this user's unfinished requests are at their limit" };
+	} else if (sqe->n > APR_MAX_SLOTS) {
+		*f = (struct apr_fault){ -EINVAL, offsetof(struct apr_sqe, n), "n is at most 64" };
 	} else if (!*m || (*m)->leaving) {
 		uint32_t at = offsetof(struct apr_sqe, model);
 		if (!sqe->model)

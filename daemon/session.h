@@ -32,6 +32,7 @@ struct identity {
 	bool serve; /* somebody who waits for WELCOME may have one */
 	/* core thread */
 	uint32_t in_flight;
+	uint64_t input_bytes; /* private copies of unfinished requests' inputs */
 	uint64_t turn; /* when it was last given a slot: the longest ago goes first */
 };
 

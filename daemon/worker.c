@@ -172,6 +172,7 @@ static void *loader_main(void *arg)
 {
 	struct worker *w = arg;
 
+	prctl(PR_SET_NAME, "aprd-loader");
 	pthread_mutex_lock(&w->load_lock);
 	for (;;) {
 		while (!w->jobs && !w->loader_stop)
@@ -484,8 +485,10 @@ static void finish(struct worker *w)
 	w->loader_stop = true;
 	pthread_cond_signal(&w->load_some);
 	pthread_mutex_unlock(&w->load_lock);
-	struct timespec t = { time(NULL) + 1, 0 };
-	if (pthread_timedjoin_np(w->loader, NULL, &t))
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	t.tv_sec++;
+	if (pthread_clockjoin_np(w->loader, NULL, CLOCK_MONOTONIC, &t))
 		_exit(w->failed); /* in the middle of a model */
 	static struct mail last; /* outlives the thread that reads it */
 	last.fn = core_stop;
@@ -517,7 +520,7 @@ int worker_main(const struct worker_start *start)
 	w.o = *start->options;
 	w.began = apr_now_ns();
 	w.state = STATE_STARTING;
-	prctl(PR_SET_NAME, "aprd-worker");
+	prctl(PR_SET_NAME, "aprd-io");
 	int e = begin(&w);
 	if (e) {
 		tell(&w, CTL_FAILED, 0);
