@@ -12,21 +12,22 @@
 
 #include <immintrin.h>
 
+#define APR_V 64
 #include "kernels/cpu/unpack.h"
 
-APR_INLINE void apr_half16(const uint8_t *src, apr_f32x16 *out)
+APR_INLINE void apr_halves(const uint8_t *src, apr_f32v *out)
 {
-	*out = (apr_f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)src));
+	*out = (apr_f32v)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)src));
 }
 
-APR_INLINE void apr_widen_u8(const uint8_t *src, apr_i32x16 *out)
+APR_INLINE void apr_widen_u8(const uint8_t *src, apr_i32v *out)
 {
-	*out = (apr_i32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)src));
+	*out = (apr_i32v)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)src));
 }
 
-APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32x16 *out)
+APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32v *out)
 {
-	*out = (apr_i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)src));
+	*out = (apr_i32v)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)src));
 }
 
 APR_INLINE int load32(const void *p)
@@ -128,11 +129,12 @@ APR_INLINE void store_group8(int16_t *dst, const struct quant_row o[8])
 /* few rows: any width, and the byte planes */
 static void store_few(const struct apr_act_view *v, uint32_t row, uint32_t b, const struct quant_row *o)
 {
+	int16_t *to = v->q + ((size_t)(row / v->width * v->blocks + b) * 16 * v->width + row % v->width) * 2;
 	_Alignas(64) int16_t q[32];
 
-	_mm512_store_si512((__m512i *)q, o->q);
-	for (unsigned i = 0; i < 16; i++)
-		memcpy(v->q + ((size_t)(row / v->width * v->blocks + b) * 16 * v->width + i * v->width + row % v->width) * 2, q + 2 * i, 4);
+	_mm512_store_si512((__m512i *)(v->width == 1 ? to : q), o->q);
+	for (unsigned i = 0; i < 16 && v->width > 1; i++)
+		memcpy(to + (size_t)i * v->width * 2, q + 2 * i, 4);
 	if (v->rows <= APR_SMALL_ROWS) {
 		const __m512i back = _mm512_set_epi64(0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100,
 						      0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100);
@@ -261,7 +263,7 @@ static void gemm(enum apr_chain chain, const struct apr_tile *t, uint32_t n, con
 /* ---- few rows: weights stream from memory and are unpacked in registers ---- */
 
 /* dot over quads t0 … t1 - 1 of block b with row r, plus start */
-APR_INLINE __m512i dot_quads(const apr_u8x64 q[8], int t0, int t1, const struct apr_act_view *v, uint32_t r, uint32_t b,
+APR_INLINE __m512i dot_quads(const apr_u8v q[8], int t0, int t1, const struct apr_act_view *v, uint32_t r, uint32_t b,
 			     int start)
 {
 #ifdef __AVX512VNNI__
@@ -306,12 +308,12 @@ APR_INLINE void gemv_rows(const uint32_t type, const uint32_t R, const uint8_t *
 
 		apr_unpack_scales(type, panel, &s);
 		for (unsigned i = 0; i < per_unit; i++, b++) {
-			apr_u8x64 q[8];
-			apr_f32x16 p, m[2];
+			apr_u8v q[8];
+			apr_f32v p, m[2];
 
 			apr_prefetch_block(type, panel, i);
-			apr_unpack_codes(type, panel + l.body + i * l.stride, q);
-			apr_block_factors(type, &s, i, &p, m);
+			apr_unpack_codes(type, panel + l.body + i * l.stride, 0, q);
+			apr_block_factors(type, &s, i, 0, &p, m);
 #pragma GCC unroll 4
 			for (uint32_t r = 0; r < R; r++) {
 				size_t at = (size_t)b * R + r;
@@ -323,11 +325,11 @@ APR_INLINE void gemv_rows(const uint32_t type, const uint32_t R, const uint8_t *
 
 					acc[r] = _mm512_fmadd_ps(f, _mm512_cvtepi32_ps(d), acc[r]);
 				} else {
-					apr_i32x16 c0, c1;
+					apr_i32v c0, c1;
 					__m512i d0 = dot_quads(q, 0, 4, v, r, b, s0), d1 = dot_quads(q, 4, 8, v, r, b, s1);
 
-					apr_sub_scale(type, &s, 2 * i, &c0);
-					apr_sub_scale(type, &s, 2 * i + 1, &c1);
+					apr_sub_scale(type, &s, 2 * i, 0, &c0);
+					apr_sub_scale(type, &s, 2 * i + 1, 0, &c1);
 					d0 = _mm512_mullo_epi32(d0, (__m512i)c0);
 					d1 = _mm512_mullo_epi32(d1, (__m512i)c1);
 					if (chain == APR_CHAIN_HALVES) {

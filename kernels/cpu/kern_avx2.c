@@ -7,32 +7,70 @@
  */
 #include <immintrin.h>
 
+#define APR_V 32
 #include "kernels/cpu/quantise.h"
 
 #define GEMV_BLOCKS 8u /* one unit of the 256-element types */
 
-APR_INLINE void apr_half16(const uint8_t *src, apr_f32x16 *out)
+APR_INLINE void apr_halves(const uint8_t *src, apr_f32v *out)
 {
-	__m256 v[2] = {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)src)),
-		       _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(src + 16)))};
-
-	memcpy(out, v, sizeof v);
+	*out = (apr_f32v)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)src));
 }
 
-APR_INLINE void apr_widen_u8(const uint8_t *src, apr_i32x16 *out)
+APR_INLINE void apr_widen_u8(const uint8_t *src, apr_i32v *out)
 {
-	__m256i v[2] = {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)src)),
-			_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(src + 8)))};
-
-	memcpy(out, v, sizeof v);
+	*out = (apr_i32v)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)src));
 }
 
-APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32x16 *out)
+APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32v *out)
 {
-	__m256i v[2] = {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)src)),
-			_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(src + 8)))};
+	*out = (apr_i32v)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)src));
+}
 
-	memcpy(out, v, sizeof v);
+APR_INLINE int sum8(__m256i v)
+{
+	__m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+
+	s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+	s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+	return _mm_cvtsi128_si32(s);
+}
+
+APR_INLINE int max8(__m256i v)
+{
+	__m128i s = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+
+	s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+	s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+	return _mm_cvtsi128_si32(s);
+}
+
+APR_INLINE int apr_abs_max32(const float *x)
+{
+	__m256i m = _mm256_setzero_si256();
+
+	for (int i = 0; i < 32; i += 8)
+		m = _mm256_max_epi32(m, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + i)), _mm256_set1_epi32(0x7fffffff)));
+	return max8(m);
+}
+
+APR_INLINE void apr_round32(const float *x, float inv, int16_t q[32], int32_t sum[2])
+{
+	const __m256 magic = _mm256_set1_ps(0x1.8p23f); /* added and taken off: rounds to nearest even */
+	const __m256i order = _mm256_set_epi64x(0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100);
+	__m256i v[4];
+
+	for (int i = 0; i < 4; i++) {
+		__m256 f = _mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(inv));
+
+		v[i] = _mm256_cvttps_epi32(_mm256_sub_ps(_mm256_add_ps(f, magic), magic));
+	}
+	for (int h = 0; h < 2; h++) {
+		__m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(v[2 * h], v[2 * h + 1]), 0xd8);
+
+		_mm256_store_si256((__m256i *)(q + 16 * h), _mm256_shuffle_epi8(w, order));
+		sum[h] = sum8(_mm256_add_epi32(v[2 * h], v[2 * h + 1]));
+	}
 }
 
 #define UNPACK_TILE(T, ...) apr_unpack_tile(T, __VA_ARGS__)

@@ -7,41 +7,62 @@
  */
 #include <arm_neon.h>
 
+#define APR_V 16
 #include "kernels/cpu/quantise.h"
 
 #define GEMV_BLOCKS 8u /* one unit of the 256-element types */
 
-APR_INLINE void apr_half16(const uint8_t *src, apr_f32x16 *out)
+APR_INLINE void apr_halves(const uint8_t *src, apr_f32v *out)
 {
-	float32x4_t v[4];
+	float16x4_t h;
 
-	for (int i = 0; i < 4; i++) {
-		float16x4_t h;
+	memcpy(&h, src, 8);
+	*out = (apr_f32v)vcvt_f32_f16(h);
+}
 
-		memcpy(&h, src + 8 * i, 8);
-		v[i] = vcvt_f32_f16(h);
+APR_INLINE void apr_widen_u8(const uint8_t *src, apr_i32v *out)
+{
+	uint32_t four;
+
+	memcpy(&four, src, 4);
+	*out = (apr_i32v)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+}
+
+APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32v *out)
+{
+	uint32_t four;
+
+	memcpy(&four, src, 4);
+	*out = (apr_i32v)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
+}
+
+APR_INLINE int apr_abs_max32(const float *x)
+{
+	int32x4_t m = vdupq_n_s32(0);
+
+	for (int i = 0; i < 32; i += 4)
+		m = vmaxq_s32(m, vandq_s32(vreinterpretq_s32_f32(vld1q_f32(x + i)), vdupq_n_s32(0x7fffffff)));
+	return vmaxvq_s32(m);
+}
+
+APR_INLINE void apr_round32(const float *x, float inv, int16_t q[32], int32_t sum[2])
+{
+	const float32x4_t magic = vdupq_n_f32(0x1.8p23f); /* added and taken off: rounds to nearest even */
+
+	for (int h = 0; h < 2; h++) {
+		int32x4_t total = vdupq_n_s32(0);
+
+		for (int i = 16 * h; i < 16 * h + 16; i += 4) {
+			float32x4_t f = vmulq_n_f32(vld1q_f32(x + i), inv);
+			int32x4_t v = vcvtq_s32_f32(vsubq_f32(vaddq_f32(f, magic), magic));
+			int32x4_t pairs = vcombine_s32(vzip1_s32(vget_low_s32(v), vget_high_s32(v)),
+						       vzip2_s32(vget_low_s32(v), vget_high_s32(v))); /* 0 2 1 3 */
+
+			vst1_s16(q + i, vmovn_s32(pairs));
+			total = vaddq_s32(total, v);
+		}
+		sum[h] = vaddvq_s32(total);
 	}
-	memcpy(out, v, sizeof v);
-}
-
-APR_INLINE void apr_widen_u8(const uint8_t *src, apr_i32x16 *out)
-{
-	uint8x16_t b = vld1q_u8(src);
-	uint16x8_t h[2] = {vmovl_u8(vget_low_u8(b)), vmovl_high_u8(b)};
-	uint32x4_t v[4] = {vmovl_u16(vget_low_u16(h[0])), vmovl_high_u16(h[0]), vmovl_u16(vget_low_u16(h[1])),
-			   vmovl_high_u16(h[1])};
-
-	memcpy(out, v, sizeof v);
-}
-
-APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32x16 *out)
-{
-	int8x16_t b = vreinterpretq_s8_u8(vld1q_u8(src));
-	int16x8_t h[2] = {vmovl_s8(vget_low_s8(b)), vmovl_high_s8(b)};
-	int32x4_t v[4] = {vmovl_s16(vget_low_s16(h[0])), vmovl_high_s16(h[0]), vmovl_s16(vget_low_s16(h[1])),
-			  vmovl_high_s16(h[1])};
-
-	memcpy(out, v, sizeof v);
 }
 
 #define UNPACK_TILE(T, ...) apr_unpack_tile(T, __VA_ARGS__)
@@ -156,8 +177,10 @@ static void unpack_f32(uint32_t type, const uint8_t *panel, uint32_t k0, uint32_
 	switch (type) {
 	case APR_TYPE_F32: memcpy(tile, p, (size_t)n * 64); return;
 	case APR_TYPE_F16:
-		for (uint32_t k = 0; k < n; k++)
-			apr_half16(p + k * 32, (apr_f32x16 *)tile[k]);
+		for (uint32_t k = 0; k < n; k++) {
+			for (int i = 0; i < 4; i++)
+				apr_halves(p + k * 32 + 8 * i, (apr_f32v *)(tile[k] + 4 * i));
+		}
 		return;
 	case APR_TYPE_BF16:
 		for (uint32_t k = 0; k < 4 * n; k++) {
