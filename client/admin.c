@@ -104,7 +104,7 @@ static int take_reply(const uint8_t *buf, int n, int fd, char **reply, char *err
 static int exchange(struct apr_admin *a, unsigned type, const char *json, char **reply, uint64_t deadline, char *err,
 		    size_t errlen)
 {
-	size_t body = json ? strlen(json) : 0;
+	size_t body = json ? strnlen(json, APR_FRAME_MAX) : 0;
 	int fds[4];
 
 	if (body > APR_FRAME_MAX - sizeof(struct apr_frame))

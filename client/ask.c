@@ -8,8 +8,9 @@
 /* As apr_ask, with a body that came in a descriptor read into memory. */
 static int ask_bytes(struct apr *c, unsigned type, const void *send, size_t send_len, void **body, size_t *len)
 {
-	int fd, state;
+	int fd = -1, state;
 
+	*body = NULL;
 	int e = apr_enter(c);
 	if (e)
 		return e;
@@ -35,19 +36,24 @@ static int ask_bytes(struct apr *c, unsigned type, const void *send, size_t send
 		}
 		close(fd);
 	}
+	if (e) {
+		free(*body);
+		*body = NULL;
+	}
 	pthread_setcancelstate(state, NULL);
-	return apr_leave(c, e);
+	apr_leave(c, 0);
+	return e;
 }
 
 int apr_get_models(struct apr *c, struct apr_model_row **rows, size_t *n)
 {
-	void *body;
-	size_t len;
+	void *body = NULL;
+	size_t len = 0;
 
 	int e = ask_bytes(c, APR_FRAME_GET_MODELS, NULL, 0, &body, &len);
 	if (e)
 		return e;
-	if (len % sizeof(**rows)) {
+	if (!body || len % sizeof(**rows)) {
 		free(body);
 		return -EPROTO;
 	}
@@ -82,8 +88,8 @@ int apr_find_model(struct apr *c, const char *name, uint32_t *id)
 
 int apr_status(struct apr *c, char **json)
 {
-	void *body;
-	size_t len;
+	void *body = NULL;
+	size_t len = 0;
 
 	int e = ask_bytes(c, APR_FRAME_STATUS, NULL, 0, &body, &len);
 	if (!e)

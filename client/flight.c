@@ -198,11 +198,11 @@ static int by_serial(const void *a, const void *b)
 
 int apr_flights_lose(struct apr *c)
 {
-	if (c->flights && c->n_flights)
-		qsort(c->flights, c->n_flights, sizeof(*c->flights), by_serial); /* free ones, serial 0, first */
+	if (!c->flights)
+		return 0;
+	qsort(c->flights, c->n_flights, sizeof(*c->flights), by_serial); /* free ones, serial 0, first */
 	/* the chains are void now: rebuild them around what stays */
-	if (c->n_buckets)
-		memset(c->buckets, 0xff, c->n_buckets * sizeof(*c->buckets));
+	memset(c->buckets, 0xff, c->n_buckets * sizeof(*c->buckets));
 	c->free_flight = NONE;
 	c->unfinished = 0;
 	c->cancelling = false;

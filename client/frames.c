@@ -58,7 +58,7 @@ static int check_peer(int sock, const char *path, char *err, size_t errlen)
 	if (slash)
 		slash[slash == dir] = '\0';
 	else
-		strcpy(dir, ".");
+		snprintf(dir, sizeof(dir), ".");
 	if (!stat(dir, &st) && st.st_uid == uid)
 		return 0;
 	apr_say(err, errlen, "%s: its daemon runs as uid %u, which is neither root, ours, nor the directory's owner", path,
@@ -70,11 +70,12 @@ int apr_dial(const char *path, uint64_t deadline_ns, char *err, size_t errlen)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
 
-	if (strlen(path) >= sizeof(sa.sun_path)) {
+	size_t len = strnlen(path, sizeof(sa.sun_path));
+	if (len == sizeof(sa.sun_path)) {
 		apr_say(err, errlen, "%s: too long for a socket's path", path);
 		return -ENAMETOOLONG;
 	}
-	strcpy(sa.sun_path, path);
+	memcpy(sa.sun_path, path, len);
 	int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (sock < 0) {
 		int e = -errno;

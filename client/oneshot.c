@@ -23,14 +23,12 @@ static int begin(struct apr *c, struct call *k, char *err, size_t errlen)
 {
 	k->err = err;
 	k->errlen = errlen;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &k->state);
 	apr_say(err, errlen, "%s", "");
-	if (apr_forked(c)) {
-		apr_say(err, errlen, "%s", apr_strerror(EOWNERDEAD));
-		return -EOWNERDEAD;
-	}
+	if (apr_forked(c))
+		return -EOWNERDEAD; /* a thread of the parent may have held the lock */
 	if (c->locked)
 		pthread_mutex_lock(&c->call);
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &k->state);
 	int e = apr_enter(c);
 	if (!e) {
 		if (apr_unfinished(c) || c->rc.sq_tail != c->rc.sq_pub)
@@ -415,7 +413,7 @@ int apr_score_ids(struct apr *c, uint32_t model, const uint32_t *ids, size_t n, 
 
 int apr_ping(struct apr *c, int64_t timeout_us, uint64_t *ns, char *err, size_t errlen)
 {
-	const struct apr_cqe *q;
+	const struct apr_cqe *q = NULL;
 	struct apr_sqe *s;
 	struct call k;
 
@@ -432,7 +430,7 @@ int apr_ping(struct apr *c, int64_t timeout_us, uint64_t *ns, char *err, size_t 
 		e = apr_wait_quiet(c, 1, timeout_us);
 	if (e > 0)
 		e = apr_peek_cqe(c, &q);
-	if (!e) {
+	if (!e && q) {
 		if (ns)
 			*ns = apr_now_ns() - start;
 		e = q->res;
