@@ -330,7 +330,7 @@ static void attn_extreme_scores(void)
 	free(o);
 }
 
-/* KEEPS_HEAP: libc keeps small freed chunks and the stacks of ended threads for reuse. */
+/* KEEPS_HEAP: libc keeps the stacks of ended threads, and what hangs on them, for the next ones. */
 static const struct apr_test tests[] = {
 	{"attn_within_bound", attn_within_bound, KEEPS_HEAP},
 	{"attn_same_bits_however_cut", attn_same_bits_however_cut, KEEPS_HEAP},

@@ -704,6 +704,7 @@ static void scratch_size_is_checked(void)
 	CU_ASSERT_EQUAL(apr_cpu_scratch_bytes(&big, 4), 0);
 }
 
+/* KEEPS_HEAP: libc keeps the stacks of ended threads, and what hangs on them, for the next ones. */
 static const struct apr_test tests[] = {
 	{"embed_is_exact", embed_is_exact, KEEPS_HEAP},
 	{"attn_in_within_bound", attn_in_within_bound, KEEPS_HEAP},

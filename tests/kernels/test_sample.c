@@ -539,16 +539,15 @@ static void logprobs_within_bound(void)
 	}
 }
 
-/* KEEPS_HEAP: libc keeps small freed chunks for reuse. */
 static const struct apr_test tests[] = {
-	{"fast_paths_equal_plain_reading", fast_paths_equal_plain_reading, KEEPS_HEAP},
-	{"shares_follow_f64_probabilities", shares_follow_f64_probabilities, KEEPS_HEAP},
-	{"case16_bias_and_bans", case16_bias_and_bans, KEEPS_HEAP},
-	{"case17_extreme_parameters", case17_extreme_parameters, KEEPS_HEAP},
-	{"case33_nothing_leaks_between_calls", case33_nothing_leaks_between_calls, KEEPS_HEAP},
-	{"case34_penalties", case34_penalties, KEEPS_HEAP},
-	{"case35_ties_go_to_the_lowest_id", case35_ties_go_to_the_lowest_id, KEEPS_HEAP},
-	{"numeric_is_reported", numeric_is_reported, KEEPS_HEAP},
-	{"logprobs_within_bound", logprobs_within_bound, KEEPS_HEAP},
+	{"fast_paths_equal_plain_reading", fast_paths_equal_plain_reading, 0},
+	{"shares_follow_f64_probabilities", shares_follow_f64_probabilities, 0},
+	{"case16_bias_and_bans", case16_bias_and_bans, 0},
+	{"case17_extreme_parameters", case17_extreme_parameters, 0},
+	{"case33_nothing_leaks_between_calls", case33_nothing_leaks_between_calls, 0},
+	{"case34_penalties", case34_penalties, 0},
+	{"case35_ties_go_to_the_lowest_id", case35_ties_go_to_the_lowest_id, 0},
+	{"numeric_is_reported", numeric_is_reported, 0},
+	{"logprobs_within_bound", logprobs_within_bound, 0},
 };
 TEST_MAIN("kernels/sample", tests)
