@@ -2,7 +2,6 @@
 /* Owns: the table of errno and meaning; man/aprd-protocol.7 lists the same rows, held together by a test. */
 #include "shm/errors.h"
 #include <errno.h>
-#include <stdlib.h>
 
 #define FINAL APR_ERR_FINAL
 #define CALL APR_ERR_CALL
@@ -49,7 +48,7 @@ const size_t apr_errno_rows = sizeof(apr_errno_table) / sizeof(apr_errno_table[0
 static const struct apr_errno_row *find(int err)
 {
 	for (size_t i = 0; i < apr_errno_rows; i++)
-		if (apr_errno_table[i].err == abs(err))
+		if (err == apr_errno_table[i].err || err == -apr_errno_table[i].err)
 			return &apr_errno_table[i];
 	return NULL;
 }
