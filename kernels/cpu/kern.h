@@ -33,7 +33,7 @@
 #define APR_ACT_MAX 32512
 #define APR_ACT_TINY 0x1p-100f
 #define APR_GROUP 8u       /* activation rows interleaved */
-#define APR_SMALL_ROWS 4u  /* up to here rows go through gemv and also have byte planes */
+#define APR_SMALL_ROWS 8u  /* up to here (one group) rows go through gemv and also have byte planes */
 #define APR_SLAB 64u       /* blocks of 32 in a weight tile */
 #define APR_SLAB_F32 512u  /* elements in a float tile */
 

@@ -126,27 +126,34 @@ APR_INLINE void store_group8(int16_t *dst, const struct quant_row o[8])
 	}
 }
 
-/* few rows: any width, and the byte planes */
-static void store_few(const struct apr_act_view *v, uint32_t row, uint32_t b, const struct quant_row *o)
+/* fewer than 8 rows */
+APR_INLINE void store_few(int16_t *dst, uint32_t width, const struct quant_row *o, uint32_t n)
 {
-	int16_t *to = v->q + ((size_t)(row / v->width * v->blocks + b) * 16 * v->width + row % v->width) * 2;
 	_Alignas(64) int16_t q[32];
 
-	_mm512_store_si512((__m512i *)(v->width == 1 ? to : q), o->q);
-	for (unsigned i = 0; i < 16 && v->width > 1; i++)
-		memcpy(to + (size_t)i * v->width * 2, q + 2 * i, 4);
-	if (v->rows <= APR_SMALL_ROWS) {
-		const __m512i back = _mm512_set_epi64(0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100,
-						      0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100);
-		__m512i n = _mm512_shuffle_epi8(o->q, back); /* the order is its own inverse */
-		__m256i lo = _mm512_cvtepi16_epi8(n), hi;
-
-		hi = _mm512_cvtepi16_epi8(_mm512_srai_epi16(_mm512_sub_epi16(n, _mm512_cvtepi8_epi16(lo)), 8));
-		_mm256_storeu_si256((__m256i *)(v->lo + (size_t)row * v->n_in + b * 32), lo);
-		_mm256_storeu_si256((__m256i *)(v->hi + (size_t)row * v->n_in + b * 32), hi);
-		v->sum[0][(size_t)row * v->blocks + b] = o->sum[0];
-		v->sum[1][(size_t)row * v->blocks + b] = o->sum[1];
+	if (width == 1) {
+		_mm512_storeu_si512(dst, o->q);
+		return;
 	}
+	for (uint32_t r = 0; r < n; r++) {
+		_mm512_store_si512((__m512i *)q, o[r].q);
+		for (unsigned i = 0; i < 16; i++)
+			memcpy(dst + (size_t)(i * width + r) * 2, q + 2 * i, 4);
+	}
+}
+
+APR_INLINE void store_planes(const struct apr_act_view *v, uint32_t row, uint32_t b, const struct quant_row *o)
+{
+	const __m512i order = _mm512_set_epi64(0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100,
+					       0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100);
+	__m512i n = _mm512_shuffle_epi8(o->q, order); /* the order is its own inverse */
+	__m256i lo = _mm512_cvtepi16_epi8(n), hi;
+
+	hi = _mm512_cvtepi16_epi8(_mm512_srai_epi16(_mm512_sub_epi16(n, _mm512_cvtepi8_epi16(lo)), 8));
+	_mm256_storeu_si256((__m256i *)(v->lo + (size_t)row * v->n_in + b * 32), lo);
+	_mm256_storeu_si256((__m256i *)(v->hi + (size_t)row * v->n_in + b * 32), hi);
+	v->sum[0][(size_t)row * v->blocks + b] = o->sum[0];
+	v->sum[1][(size_t)row * v->blocks + b] = o->sum[1];
 }
 
 static void quantise(const struct apr_act_view *v, const float *x, size_t ldx, uint32_t first, uint32_t n)
@@ -155,20 +162,21 @@ static void quantise(const struct apr_act_view *v, const float *x, size_t ldx, u
 
 	for (uint32_t b = 0; b < v->blocks; b++) {
 		size_t block = group * v->blocks + b;
+		int16_t *dst = v->q + block * 16 * 2 * v->width;
 		struct quant_row o[8];
 
 		for (uint32_t i = 0; i < n; i++) {
 			quantise32(x + (first + i) * ldx + b * 32, &o[i]);
 			put_factors(v, block * v->width + i, &o[i]);
+			if (v->rows <= APR_SMALL_ROWS)
+				store_planes(v, first + i, b, &o[i]);
 		}
-		if (v->width == APR_GROUP) {
-			for (uint32_t i = n; i < 8; i++)
-				o[i].q = _mm512_setzero_si512();
-			store_group8(v->q + block * 16 * 2 * APR_GROUP, o);
-		} else {
-			for (uint32_t i = 0; i < n; i++)
-				store_few(v, first + i, b, &o[i]);
-		}
+		for (uint32_t i = n; i < v->width; i++)
+			o[i].q = _mm512_setzero_si512();
+		if (v->width == APR_GROUP)
+			store_group8(dst, o);
+		else
+			store_few(dst, v->width, o, n);
 	}
 }
 
@@ -291,15 +299,17 @@ APR_INLINE __m512i dot_quads(const apr_u8v q[8], int t0, int t1, const struct ap
 #endif
 }
 
+#define GEMV_ROWS 4u /* done together; for more the panel is read again, from L1 */
+
 APR_INLINE void gemv_rows(const uint32_t type, const uint32_t R, const uint8_t *panel, const struct apr_act_view *v,
-			  float (*out)[16])
+			  uint32_t r0, float (*out)[16])
 {
 	const struct apr_quant_traits tr = apr_quant_traits(type);
 	const struct apr_panel_layout l = apr_panel_layout(type);
 	const unsigned per_unit = apr_type_info(type).block / 32u;
 	const size_t unit_bytes = apr_panel_unit_bytes(type);
 	const enum apr_chain chain = apr_chain_of(type);
-	__m512 acc[APR_SMALL_ROWS];
+	__m512 acc[GEMV_ROWS];
 
 	for (uint32_t r = 0; r < R; r++)
 		acc[r] = _mm512_setzero_ps();
@@ -316,17 +326,17 @@ APR_INLINE void gemv_rows(const uint32_t type, const uint32_t R, const uint8_t *
 			apr_block_factors(type, &s, i, 0, &p, m);
 #pragma GCC unroll 4
 			for (uint32_t r = 0; r < R; r++) {
-				size_t at = (size_t)b * R + r;
-				int s0 = v->sum[0][r * v->blocks + b] * -tr.offset, s1 = v->sum[1][r * v->blocks + b] * -tr.offset;
+				size_t at = (size_t)b * v->width + r0 + r, sum_at = (size_t)(r0 + r) * v->blocks + b;
+				int s0 = v->sum[0][sum_at] * -tr.offset, s1 = v->sum[1][sum_at] * -tr.offset;
 				__m512 f = _mm512_mul_ps((__m512)p, _mm512_set1_ps(v->s[at]));
 
 				if (tr.sub == 32) {
-					__m512i d = dot_quads(q, 0, 8, v, r, b, s0 + s1);
+					__m512i d = dot_quads(q, 0, 8, v, r0 + r, b, s0 + s1);
 
 					acc[r] = _mm512_fmadd_ps(f, _mm512_cvtepi32_ps(d), acc[r]);
 				} else {
 					apr_i32v c0, c1;
-					__m512i d0 = dot_quads(q, 0, 4, v, r, b, s0), d1 = dot_quads(q, 4, 8, v, r, b, s1);
+					__m512i d0 = dot_quads(q, 0, 4, v, r0 + r, b, s0), d1 = dot_quads(q, 4, 8, v, r0 + r, b, s1);
 
 					apr_sub_scale(type, &s, 2 * i, 0, &c0);
 					apr_sub_scale(type, &s, 2 * i + 1, 0, &c1);
@@ -354,18 +364,18 @@ APR_INLINE void gemv_rows(const uint32_t type, const uint32_t R, const uint8_t *
 
 #define GEMV_TYPE(T, ...) \
 	do { \
-		switch (v->rows) { \
+		switch (v->rows - r0) { \
 		case 1: gemv_rows(T, 1, __VA_ARGS__); break; \
 		case 2: gemv_rows(T, 2, __VA_ARGS__); break; \
 		case 3: gemv_rows(T, 3, __VA_ARGS__); break; \
-		case 4: gemv_rows(T, 4, __VA_ARGS__); break; \
-		default: break; \
+		default: gemv_rows(T, GEMV_ROWS, __VA_ARGS__); break; \
 		} \
 	} while (0)
 
 static void gemv(uint32_t type, const uint8_t *panel, const struct apr_act_view *v, float (*acc)[16])
 {
-	APR_EACH_TYPE(type, GEMV_TYPE, panel, v, acc);
+	for (uint32_t r0 = 0; r0 < v->rows; r0 += GEMV_ROWS)
+		APR_EACH_TYPE(type, GEMV_TYPE, panel, v, r0, acc + r0);
 }
 
 /* ---- floats ---- */

@@ -124,8 +124,9 @@ struct job {
 	const size_t *ldy;
 	uint32_t panels;     /* of all weights */
 	uint32_t row_chunk;  /* rows a task */
-	uint32_t panel_step; /* panels a task */
-	uint32_t steps;      /* tasks a row chunk */
+	/* panels a task: long runs first, so that memory is read as a stream, then short ones to even out threads */
+	uint32_t long_step, long_steps, short_step;
+	uint32_t steps; /* tasks a row chunk */
 };
 
 /* where panel p of the job lies */
@@ -227,12 +228,13 @@ static void panel_f32(const struct job *j, struct spot s, uint32_t row, uint32_t
 static void panels_f32_row(const struct job *j, struct spot s, uint32_t row)
 {
 	const struct apr_linear *w = j->w[s.i];
-	_Alignas(64) float acc[PANELS_F32][16], tile[PANELS_F32][APR_SLAB_F32 / 2][16];
+	_Alignas(64) float acc[PANELS_F32][16], tile[PANELS_F32][256][16];
 	const float(*tiles[PANELS_F32])[16];
+	uint32_t slab = apr_type_info(w->type).block > 64 ? 256 : 64; /* whole units; in L1 where that can be */
 
 	memset(acc, 0, sizeof acc);
-	for (uint32_t k = 0; k < w->n_in; k += APR_SLAB_F32 / 2) {
-		uint32_t nk = w->n_in - k < APR_SLAB_F32 / 2 ? w->n_in - k : APR_SLAB_F32 / 2;
+	for (uint32_t k = 0; k < w->n_in; k += slab) {
+		uint32_t nk = w->n_in - k < slab ? w->n_in - k : slab;
 
 		for (uint32_t p = 0; p < PANELS_F32; p++) {
 			j->kern->unpack_f32(w->type, panel_at(w, s.panel + p), k, nk, tile[p]);
@@ -247,9 +249,11 @@ static void panels_f32_row(const struct job *j, struct spot s, uint32_t row)
 static void task(void *arg, uint32_t i, unsigned worker)
 {
 	const struct job *j = arg;
-	uint32_t row = i / j->steps * j->row_chunk, first = i % j->steps * j->panel_step;
+	uint32_t row = i / j->steps * j->row_chunk, k = i % j->steps, is_long = k < j->long_steps;
 	uint32_t n = j->a->rows - row < j->row_chunk ? j->a->rows - row : j->row_chunk;
-	uint32_t end = j->panels - first < j->panel_step ? j->panels : first + j->panel_step;
+	uint32_t step = is_long ? j->long_step : j->short_step;
+	uint32_t first = is_long ? k * step : j->long_steps * j->long_step + (k - j->long_steps) * step;
+	uint32_t end = j->panels - first < step ? j->panels : first + step;
 
 	(void)worker;
 	for (uint32_t p = first; p < end;) {
@@ -279,6 +283,21 @@ static uint32_t row_chunk(const struct apr_act *a)
 	return rows > ROW_CHUNK_MAX ? ROW_CHUNK_MAX : (uint32_t)rows;
 }
 
+static void cut_panels(struct job *j, unsigned threads)
+{
+	uint32_t rest;
+
+	j->short_step = 1;
+	if (j->a->rows <= APR_SMALL_ROWS) {
+		j->short_step = j->a->math == APR_CPU_INT16 ? 2 : PANELS_F32;
+		j->long_step = j->panels / (threads * 6) / PANELS_F32 * PANELS_F32;
+		if (j->long_step)
+			j->long_steps = j->panels / 4 * 3 / j->long_step;
+	}
+	rest = j->panels - j->long_steps * j->long_step;
+	j->steps = j->long_steps + (rest + j->short_step - 1) / j->short_step;
+}
+
 void apr_linear_run(struct apr_pool *pool, const struct apr_act *a, uint32_t n, const struct apr_linear *const w[],
 		    const float *const bias[], float *const y[], const size_t ldy[])
 {
@@ -294,12 +313,6 @@ void apr_linear_run(struct apr_pool *pool, const struct apr_act *a, uint32_t n, 
 		j.panels += panels_of(w[i]);
 	j.row_chunk = row_chunk(a);
 	chunks = (a->rows - 1) / j.row_chunk + 1;
-	j.panel_step = 1;
-	if (a->rows <= APR_SMALL_ROWS) { /* long runs, that memory is read as a stream; yet enough to even out threads */
-		j.panel_step = j.panels / (threads * 8);
-		if (j.panel_step < PANELS_F32)
-			j.panel_step = PANELS_F32;
-	}
-	j.steps = (j.panels - 1) / j.panel_step + 1;
+	cut_panels(&j, threads);
 	apr_pool_run(pool, j.steps * chunks, task, &j);
 }
