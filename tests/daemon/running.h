@@ -104,6 +104,7 @@ UNUSED static void daemon_spawn(struct daemon *d, const char *const *args)
 	argv[n] = NULL;
 	snprintf(program, sizeof(program), "%s", apr_test_program("aprd"));
 	fflush(NULL);
+	unlink(d->log); /* what an earlier one said is no news */
 	d->pid = fork();
 	if (d->pid)
 		return;
@@ -294,7 +295,7 @@ struct hand {
 	struct apr_rc ring;
 	struct apr_welcome welcome;
 	int err;         /* of the WELCOME */
-	char why[200];
+	char why[512];
 };
 
 UNUSED static int hand_socket(const struct daemon *d)
