@@ -441,24 +441,21 @@ static void compare(struct replay *r, const struct request *q)
 	const struct side *a = &q->then, *b = &q->now;
 	size_t n = a->n_ids < b->n_ids ? a->n_ids : b->n_ids;
 
-	if (!a->done)
-		return; /* the client left before it ended: no answer to hold this one against */
+	/* the client left before it ended: no answer to hold this one against; or how far it came was a matter of time */
+	if (!a->done || (b->done && (a->res == -ETIMEDOUT || a->res == -ETIME)))
+		return;
 	if (!b->done)
 		differs(r, q->session, q, "no last entry");
-	else if (a->res == -ETIMEDOUT || a->res == -ETIME)
-		return; /* how far it came was a matter of time */
 	else if (a->res != b->res)
 		differs(r, q->session, q, "res is %d (%s), was %d (%s)", b->res, apr_strerror(b->res), a->res,
 			apr_strerror(a->res));
 	else if (a->finish != b->finish)
 		differs(r, q->session, q, "finish is %s, was %s", apr_wire_finish(b->finish), apr_wire_finish(a->finish));
-	else if (!q->comparable)
-		return;
-	else if (n && memcmp(a->ids, b->ids, n))
+	else if (q->comparable && n && memcmp(a->ids, b->ids, n))
 		differs(r, q->session, q, "other ids or log-probabilities");
-	else if (!a->res && a->n_ids != b->n_ids)
+	else if (q->comparable && !a->res && a->n_ids != b->n_ids)
 		differs(r, q->session, q, "%zu tokens, were %zu", b->n_ids / 8, a->n_ids / 8);
-	else if (!a->res && (a->len != b->len || (a->len && memcmp(a->data, b->data, a->len))))
+	else if (q->comparable && !a->res && (a->len != b->len || (a->len && memcmp(a->data, b->data, a->len))))
 		differs(r, q->session, q, "other data");
 }
 

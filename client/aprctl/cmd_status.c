@@ -136,39 +136,43 @@ static void print_models(const struct ctl *c, json_t *models)
 		printf("  none: load one with aprctl load FILE\n");
 }
 
+struct memory_row {
+	json_int_t bytes;
+	const char *purpose, *where;
+};
+
 static int by_bytes(const void *a, const void *b)
 {
-	json_int_t x = num(*(json_t *const *)a, "bytes"), y = num(*(json_t *const *)b, "bytes");
+	const struct memory_row *x = a, *y = b;
 
-	return x > y ? -1 : x < y;
+	return x->bytes > y->bytes ? -1 : x->bytes < y->bytes;
 }
 
 /* The largest lines of the memory table; the others as one. */
 static void print_memory(const struct ctl *c, json_t *memory)
 {
 	size_t n = json_array_size(memory), i;
-	json_t **rows = malloc((n + 1) * sizeof(*rows)), *m;
+	struct memory_row *rows = calloc(n + 1, sizeof(*rows));
 	uint64_t total = 0, rest = 0;
 	char buf[32];
+	json_t *m;
 
 	if (!rows)
 		return;
 	json_array_foreach (memory, i, m) {
-		rows[i] = m;
-		total += (uint64_t)num(m, "bytes");
+		rows[i] = (struct memory_row){num(m, "bytes"), str(m, "purpose"), str(m, "where")};
+		total += (uint64_t)rows[i].bytes;
 	}
 	qsort(rows, n, sizeof(*rows), by_bytes);
 	printf("%smemory%s   %s\n", ctl_bold(c), ctl_plain(c), ctl_size(total, buf));
 	for (i = 0; i < n; i++) {
-		if (i >= 6 && n > 7) {
-			rest += (uint64_t)num(rows[i], "bytes");
-			continue;
-		}
-		printf("  %9s  %-8s %s\n", ctl_size((uint64_t)num(rows[i], "bytes"), buf), str(rows[i], "where"),
-		       str(rows[i], "purpose"));
+		if (i >= 6 && n > 7)
+			rest += (uint64_t)rows[i].bytes;
+		else
+			printf("  %9s  %-14s %s\n", ctl_size((uint64_t)rows[i].bytes, buf), rows[i].where, rows[i].purpose);
 	}
 	if (rest)
-		printf("  %9s  %-8s %zu more: aprctl --json status\n", ctl_size(rest, buf), "", n - 6);
+		printf("  %9s  %-14s %zu more: aprctl --json status\n", ctl_size(rest, buf), "", n - 6);
 	free(rows);
 }
 
@@ -199,13 +203,13 @@ static void print_status(const struct ctl *c, json_t *j)
 
 int cmd_status(struct ctl *c)
 {
-	json_t *j;
+	json_t *j = NULL;
 	int status;
 
 	if (c->n_args)
 		return ctl_usage(c, "status takes no words");
 	status = fetch(c, &j);
-	if (status)
+	if (status || !j)
 		return status;
 	if (c->json) {
 		status = ctl_print_json(c, status_json(j));
@@ -237,13 +241,13 @@ static void print_sampling(json_t *models)
 
 int cmd_models(struct ctl *c)
 {
-	json_t *j, *models;
+	json_t *j = NULL, *models;
 	int status;
 
 	if (c->n_args)
 		return ctl_usage(c, "models takes no words");
 	status = fetch(c, &j);
-	if (status)
+	if (status || !j)
 		return status;
 	models = json_object_get(j, "models");
 	if (c->json) {

@@ -10,6 +10,19 @@
 #define OP(o) (UINT64_C(1) << (o))
 #define GEN OP(APR_OP_GENERATE)
 
+static bool same_bits(const float *a, const float *b, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t x, y;
+
+		memcpy(&x, &a[i], 4);
+		memcpy(&y, &b[i], 4);
+		if (x != y)
+			return false;
+	}
+	return true;
+}
+
 /* Greedy, no end token, n tokens, into a. */
 static enum conf_result greedy(struct conf *k, uint32_t n, struct conf_answer *a)
 {
@@ -69,7 +82,7 @@ static enum conf_result seeds(struct conf *k)
 		PASS(conf_do(k, &q, &k->b));
 		CHECK(k, k->a.n == k->b.n && !memcmp(k->a.ids, k->b.ids, k->a.n * 4), "seed %d: other ids the second time",
 		      (int)seed);
-		CHECK(k, !memcmp(k->a.logprob, k->b.logprob, k->a.n * 4), "seed %d: other log-probability bits", (int)seed);
+		CHECK(k, same_bits(k->a.logprob, k->b.logprob, k->a.n), "seed %d: other log-probability bits", (int)seed);
 	}
 	for (uint64_t seed = 10; seed < 18 && !differ; seed++) {
 		struct apr_sqe q = conf_generate(k, 12, seed);
@@ -114,7 +127,7 @@ static enum conf_result settings_do_not_stick(struct conf *k)
 	conf_params(k, &q, &p);
 	PASS(conf_do(k, &q, &k->b));
 	PASS(greedy(k, 10, &k->b));
-	CHECK(k, !memcmp(k->a.ids, k->b.ids, 40) && !memcmp(k->a.logprob, k->b.logprob, 40),
+	CHECK(k, !memcmp(k->a.ids, k->b.ids, 40) && same_bits(k->a.logprob, k->b.logprob, 10),
 	      "a request's settings touch the next one");
 	return CONF_OK;
 }
@@ -355,7 +368,7 @@ static enum conf_result resume(struct conf *k)
 	CHECK(k, k->b.n == k->a.n - 4 && !memcmp(k->b.ids, k->a.ids + 4, k->b.n * 4), "resumed after 4 of %u: %u others",
 	      k->a.n, k->b.n);
 	CHECK(k, k->b.first_pos == 4, "the first token after 4 has position %u", k->b.first_pos);
-	CHECK(k, !memcmp(k->b.logprob, k->a.logprob + 4, k->b.n * 4), "other log-probability bits");
+	CHECK(k, same_bits(k->b.logprob, k->a.logprob + 4, k->b.n), "other log-probability bits");
 	return CONF_OK;
 }
 

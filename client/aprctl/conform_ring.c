@@ -558,12 +558,12 @@ static enum conf_result crowd(struct conf *k)
 		opened++;
 	for (int round = 0; round < 20 && !e && r == CONF_OK; round++) {
 		for (int i = 0; i < opened; i++) {
-			struct apr_sqe q = {.op = APR_OP_NOP, .user_data = (uint64_t)(i * 1000 + round)};
+			struct apr_sqe q = {.op = APR_OP_NOP, .user_data = (uint64_t)i * 1000 + (uint64_t)round};
 
 			raw_push(&s[i], &q);
 		}
 		for (int i = 0; i < opened && r == CONF_OK; i++)
-			if (raw_next(&s[i], CONF_MS) || s[i].cqe.user_data != (uint64_t)(i * 1000 + round))
+			if (raw_next(&s[i], CONF_MS) || s[i].cqe.user_data != (uint64_t)i * 1000 + (uint64_t)round)
 				r = conf_no(k, "session %d of %d is not answered, or with another's entry", i, N);
 	}
 	while (opened)

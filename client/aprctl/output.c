@@ -128,6 +128,7 @@ bool ctl_is_utf8(const char *text, size_t len)
 
 json_t *ctl_json_text(const char *text, size_t len)
 {
+	static const char instead[3] = {'\xef', '\xbf', '\xbd'}; /* U+FFFD */
 	char *out = malloc(len * 3 + 1);
 	size_t n = 0;
 	json_t *j;
@@ -142,7 +143,7 @@ json_t *ctl_json_text(const char *text, size_t len)
 			n += k;
 			i += k;
 		} else {
-			memcpy(out + n, "\xef\xbf\xbd", 3);
+			memcpy(out + n, instead, sizeof(instead));
 			n += 3;
 			i++;
 		}

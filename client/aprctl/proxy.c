@@ -485,7 +485,7 @@ int proxy_new(struct proxy **out, const char *path, const char *daemon, FILE *fi
 	p->began = apr_now_ns();
 	snprintf(p->path, sizeof(p->path), "%s", path);
 	snprintf(p->daemon, sizeof(p->daemon), "%s", daemon);
-	strcpy(sa.sun_path, p->path);
+	memcpy(sa.sun_path, p->path, sizeof(p->path));
 	p->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	p->bells = epoll_create1(EPOLL_CLOEXEC);
 	if (p->listener < 0 || p->bells < 0 || bind(p->listener, (struct sockaddr *)&sa, sizeof(sa)) || listen(p->listener, 64))

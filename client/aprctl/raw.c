@@ -18,7 +18,7 @@ void raw_hello(struct apr_hello *h)
 	h->minor = APR_ABI_MINOR;
 	h->sqe_size = sizeof(struct apr_sqe);
 	h->cqe_size = sizeof(struct apr_cqe);
-	strcpy(h->name, "aprctl");
+	memcpy(h->name, "aprctl", 6);
 }
 
 int raw_dial(const char *path)
@@ -28,7 +28,7 @@ int raw_dial(const char *path)
 
 	if (strlen(path) >= sizeof(sa.sun_path))
 		return -ENAMETOOLONG;
-	strcpy(sa.sun_path, path);
+	memcpy(sa.sun_path, path, strlen(path));
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -errno;

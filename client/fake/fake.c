@@ -45,7 +45,7 @@ static int listen_at(const char *path, int mode)
 
 	if (strlen(path) >= sizeof(sa.sun_path))
 		return -ENAMETOOLONG;
-	strcpy(sa.sun_path, path);
+	memcpy(sa.sun_path, path, strlen(path));
 	if (!lstat(path, &st)) {
 		if (!S_ISSOCK(st.st_mode))
 			return -EEXIST;
@@ -131,7 +131,7 @@ int fake_new(struct fake **out, const struct fake_opts *o, char *err, size_t err
 		free(f);
 		return -ENAMETOOLONG;
 	}
-	strcpy(f->path, o->path);
+	memcpy(f->path, o->path, strlen(o->path));
 	f->o.path = f->path;
 	e = fake_script_read(&f->script, o->script, err, errlen);
 	f->o.script = NULL;
@@ -150,7 +150,7 @@ int fake_new(struct fake **out, const struct fake_opts *o, char *err, size_t err
 	f->next_model = 2;
 	f->n_models = 1;
 	f->models_gen = 1;
-	strcpy(f->models[0].name, f->script.model);
+	memcpy(f->models[0].name, f->script.model, sizeof(f->models[0].name));
 	*out = f;
 	return 0;
 }
@@ -200,6 +200,11 @@ void fake_free(struct fake *f)
 			close(fds[i]);
 	fake_script_free(&f->script);
 	free(f);
+}
+
+int fake_stop_fd(const struct fake *f)
+{
+	return f->stop_fd;
 }
 
 void fake_stop(struct fake *f)

@@ -66,6 +66,8 @@ int fake_new(struct fake **f, const struct fake_opts *o, char *err, size_t errle
 int fake_run(struct fake *f);
 /* Makes fake_run end: every session gets BYE. Any thread, and signal handlers. */
 void fake_stop(struct fake *f);
+/* An eventfd: a write to it does the same, for signal handlers that may call nothing else. */
+int fake_stop_fd(const struct fake *f);
 /* Ends what is left without a word and removes the sockets. */
 void fake_free(struct fake *f);
 

@@ -30,7 +30,7 @@ int fake_dist_make(struct fake_dist *d, const struct fake_vocab *v, uint64_t sta
 	double sum = 0;
 
 	memset(d, 0, sizeof(*d));
-	d->id = malloc(n * sizeof(*d->id));
+	d->id = calloc(n, sizeof(*d->id));
 	d->logit = malloc(n * sizeof(*d->logit));
 	d->logprob = malloc(n * sizeof(*d->logprob));
 	if (!d->id || !d->logit || !d->logprob) {

@@ -388,7 +388,8 @@ static int admin_load(struct fake *f, json_t *j, const char **why)
 	if (f->n_models == sizeof(f->models) / sizeof(*f->models))
 		return -ENOSPC;
 	f->models[f->n_models].id = f->next_model++;
-	strcpy(f->models[f->n_models++].name, name);
+	memset(f->models[f->n_models].name, 0, sizeof(f->models[0].name));
+	memcpy(f->models[f->n_models++].name, name, strlen(name));
 	models_changed(f);
 	return 0;
 }

@@ -255,7 +255,7 @@ static int read_top(struct fake_script *s, json_t *root, char *err, size_t errle
 	if (!*name || strlen(name) >= sizeof(s->model) || n_ctx < 16 || n_ctx > 1 << 20 || token_ms < 0 ||
 	    token_ms > 60000 || max_sessions < 1 || max_sessions > 4096)
 		return bad(err, errlen, "a value of model, token_ms or max_sessions is out of range");
-	strcpy(s->model, name);
+	memcpy(s->model, name, strlen(name));
 	s->n_ctx = (uint32_t)n_ctx;
 	s->token_ms = (uint32_t)token_ms;
 	s->max_sessions = (uint32_t)max_sessions;

@@ -8,13 +8,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-static struct fake *running;
+static int stop_fd;
 
 static void on_signal(int sig)
 {
+	static const uint64_t one = 1;
+	ssize_t n = write(stop_fd, &one, sizeof(one)); /* cannot block; saturated, it stops already */
+
 	(void)sig;
-	fake_stop(running);
+	(void)n;
 }
 
 static int usage(FILE *out, int status)
@@ -61,6 +65,7 @@ static char *slurp(const char *path)
 int main(int argc, char **argv)
 {
 	struct fake_opts o = {.may_kill = 1};
+	struct fake *running = NULL;
 	char err[256] = "", path[108];
 	char *script = NULL;
 	int c, e;
@@ -99,6 +104,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "apr-fake-daemon: %s\n", err);
 		return 1;
 	}
+	stop_fd = fake_stop_fd(running);
 	signal(SIGINT, on_signal);
 	signal(SIGTERM, on_signal);
 	signal(SIGPIPE, SIG_IGN);
