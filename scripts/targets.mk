@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # What a person types beside `make`: set-up, demo, checks, benches, lint, install.
 
-.PHONY: setup models check check-built check-san demo check-gpu bench bench-ipc bench-cpu bench-gpu lint tidy install uninstall
+.PHONY: setup models check check-built check-san demo check-gpu bench bench-ipc bench-cpu bench-short bench-wakeups lint tidy install uninstall
 
 # Both README commands start here: packages first, then models, then the rest in a
 # second make that sees the packages' headers and pkg-config files.
@@ -29,9 +29,10 @@ check-gpu: all tests
 	@if command -v nvidia-smi >/dev/null; then echo "check-gpu: the GPU backend is not built yet: 0 tests"; else \
 		echo "check-gpu: SKIPPED: no GPU here (no nvidia-smi)"; fi
 
-bench: bench-ipc bench-cpu
-bench-ipc bench-cpu: bench-%: all benches
-	$(B)/bench/bench_$*
+bench: bench-ipc bench-short bench-wakeups bench-cpu
+# the peer is measured beside where scripts/get-peer has built it
+bench-ipc bench-cpu bench-short bench-wakeups: bench-%: all benches
+	APR_LLAMA_BENCH=$${APR_LLAMA_BENCH-$$(scripts/get-peer --path)} $(B)/bench/bench_$*
 
 lint:
 	@scripts/lint
