@@ -31,7 +31,7 @@ LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 MANDIR ?= $(PREFIX)/share/man
 
-OPT ?= -O2
+OPT ?= $(if $(SAN),-O1,-O2)
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror
 # -ffp-contract=off: a fused multiply-add is written fmaf or an intrinsic, never guessed,
 # since equal bits on every instruction set is a promise.
