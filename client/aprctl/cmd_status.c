@@ -176,9 +176,37 @@ static void print_memory(const struct ctl *c, json_t *memory)
 	free(rows);
 }
 
+/* The sessions that have had most tokens; aprctl itself, which asks, is left out. */
+static void print_sessions(const struct ctl *c, json_t *rows)
+{
+	size_t n = json_array_size(rows), shown = 0, others = 0, i;
+	json_t *s;
+
+	if (!n)
+		return;
+	json_array_foreach (rows, i, s) {
+		json_t *other;
+		size_t k, before = 0;
+
+		json_array_foreach (rows, k, other)
+			before += num(other, "tokens") > num(s, "tokens") || (num(other, "tokens") == num(s, "tokens") && k < i);
+		if (before >= 4) {
+			others++;
+			continue;
+		}
+		if (!shown++)
+			printf("%s  session    name                             uid     tokens%s\n", ctl_dim(c), ctl_plain(c));
+		printf("  %-10lld %-28.31s %7lld %10lld\n", (long long)num(s, "session"), str(s, "name"),
+		       (long long)num(s, "uid"), (long long)num(s, "tokens"));
+	}
+	if (others)
+		printf("  and %zu more\n", others);
+}
+
 static void print_status(const struct ctl *c, json_t *j)
 {
 	json_t *backend = json_object_get(j, "backend"), *kv = json_object_get(j, "kv"), *g = json_object_get(j, "graphs");
+	json_t *p = json_object_get(j, "polling"), *loop = json_object_get(j, "loop");
 	const char *state = str(j, "state");
 	bool good = !strcmp(state, "ready");
 	char buf[48], size[32];
@@ -196,9 +224,12 @@ static void print_status(const struct ctl *c, json_t *j)
 		printf("%sgraphs%s   %d prefill, %d decode, %s, %lld replays\n", ctl_bold(c), ctl_plain(c),
 		       (int)json_array_size(json_object_get(g, "prefill")), (int)json_array_size(json_object_get(g, "decode")),
 		       ctl_size((uint64_t)num(g, "bytes"), size), (long long)num(g, "replays"));
-	if (json_object_get(j, "poll_us"))
-		printf("%spolling%s  poll_us %d, spin_us %d: %s\n", ctl_bold(c), ctl_plain(c), (int)num(j, "poll_us"),
-		       (int)num(j, "spin_us"), str(j, "poll_why"));
+	print_sessions(c, json_object_get(j, "session_rows"));
+	if (json_is_object(p))
+		printf("%spolling%s  poll_us %d, spin_us %d: %s\n", ctl_bold(c), ctl_plain(c), (int)num(p, "poll_us"),
+		       (int)num(p, "spin_us"), str(p, "why"));
+	if (json_is_object(loop))
+		printf("%sloop%s     %s: %s\n", ctl_bold(c), ctl_plain(c), str(loop, "name"), str(loop, "why"));
 }
 
 int cmd_status(struct ctl *c)

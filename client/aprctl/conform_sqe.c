@@ -392,6 +392,45 @@ static enum conf_result param_feature(struct conf *k)
 	return CONF_OK;
 }
 
+/* What a feature bit that is clear stands for is refused, not done half. */
+static enum conf_result without_features(struct conf *k)
+{
+	struct apr_sqe q;
+	uint32_t ids[2] = {1, 2};
+
+	PASS(conf_open(k));
+	if (!(k->w.features & APR_FEAT_SAMPLES)) {
+		q = conf_generate(k, 1, 1);
+		q.n = 2;
+		PASS(conf_refused(k, &q, -EOPNOTSUPP, AT(n)));
+	}
+	if (!(k->w.features & APR_FEAT_HANDLES)) {
+		q = conf_generate(k, 1, 1);
+		q.flags |= APR_SQE_KEEP;
+		PASS(conf_refused(k, &q, -EOPNOTSUPP, AT(flags)));
+		q = conf_generate(k, 1, 1);
+		q.arg = 1;
+		PASS(conf_refused(k, &q, -EOPNOTSUPP, AT(arg)));
+	}
+	if (!(k->w.features & APR_FEAT_REPLAY)) {
+		q = conf_generate(k, 1, 1);
+		q.flags |= APR_SQE_REPLAYABLE;
+		PASS(conf_refused(k, &q, -EOPNOTSUPP, AT(flags)));
+	}
+	if (!(k->w.features & APR_FEAT_PARTS)) {
+		q = conf_generate(k, 1, 1);
+		q.in_fmt = APR_IN_PARTS;
+		q.flags = 0;
+		PASS(conf_refused(k, &q, -EOPNOTSUPP, AT(in_fmt)));
+	}
+	if (!(k->w.features & APR_FEAT_FORCED) && (k->w.opcodes[0] & OP(APR_OP_SCORE))) {
+		q = conf_ids_sqe(k, APR_OP_SCORE, ids, 2);
+		q.flags = APR_SQE_FORCED;
+		PASS(conf_refused(k, &q, -EOPNOTSUPP, AT(flags)));
+	}
+	return CONF_OK;
+}
+
 static enum conf_result handle_bad(struct conf *k)
 {
 	struct apr_sqe q;
@@ -429,6 +468,7 @@ const struct conf_check conf_sqe_checks[] = {
 	{"sqe-ids-aligned", OP(APR_OP_DETOKENIZE), 0, ids_aligned},
 	{"sqe-nop-takes-nothing", OP(APR_OP_NOP), 0, no_input},
 	{"sqe-model-unknown", OP(APR_OP_TOKENIZE), 0, model_unknown},
+	{"sqe-without-feature", OP(APR_OP_GENERATE), 0, without_features},
 	{"sqe-handle-unknown", OP(APR_OP_GENERATE) | OP(APR_OP_FREE), APR_FEAT_HANDLES, handle_bad},
 	{"sqe-handle-with-replayable", OP(APR_OP_GENERATE), APR_FEAT_HANDLES | APR_FEAT_REPLAY, handle_replayable},
 	{"param-place", OP(APR_OP_GENERATE), 0, param_place},

@@ -169,7 +169,7 @@ static void free_session(struct fake_session *s)
 		close(s->bell);
 	if (s->pidfd >= 0)
 		close(s->pidfd);
-	s->f->n_sessions--;
+	fake_count(&s->f->n_sessions, -1);
 	free(s);
 }
 
@@ -232,7 +232,7 @@ static void accept_client(struct fake *f)
 	}
 	*s = (struct fake_session){.f = f, .sock = sock, .bell = -1, .pidfd = -1, .id = f->next_session++,
 				   .opened = apr_now_ns(), .req = APR_REGION_INIT, .res = APR_REGION_INIT};
-	f->n_sessions++;
+	fake_count(&f->n_sessions, 1);
 	s->next = f->sessions;
 	f->sessions = s;
 	apr_peer_cred(sock, &s->pid, &s->uid, NULL);

@@ -332,12 +332,13 @@ char *fake_status_json(struct fake *f, const struct fake_session *own)
 	const char *state = f->draining ? "draining" : "ready";
 	json_t *j = json_pack(
 		"{s:s, s:s, s:i, s:f, s:s, s:{s:s, s:s, s:s}, s:o, s:[{s:s, s:s, s:I}], s:i, s:i, s:i, s:{s:i, s:i}, "
-		"s:{s:[], s:[], s:i, s:i}}",
+		"s:{s:[], s:[], s:i, s:i}, s:{s:i, s:i, s:s}}",
 		"version", APR_VERSION "-fake", "abi", "0.1", "pid", (int)getpid(), "uptime_s",
 		(double)(apr_now_ns() - f->started) / 1e9, "state", state, "backend", "name", "fake", "device", "none", "why",
 		"answers come from a script", "models", models_json(f), "memory", "purpose", "vocabulary", "where", "host",
 		"bytes", (json_int_t)f->script.vocab.n * 16, "sessions", (int)f->n_sessions, "running", (int)running, "queued",
-		0, "kv", "pages_total", 0, "pages_free", 0, "graphs", "prefill", "decode", "bytes", 0, "replays", 0);
+		0, "kv", "pages_total", 0, "pages_free", 0, "graphs", "prefill", "decode", "bytes", 0, "replays", 0, "polling", "poll_us", 0, "spin_us", 0, "why",
+		"the fake daemon never polls");
 	char *text;
 
 	if (j && own)
@@ -347,10 +348,11 @@ char *fake_status_json(struct fake *f, const struct fake_session *own)
 
 		for (const struct fake_session *s = f->sessions; s; s = s->next)
 			if (s->ready)
-				json_array_append_new(list, json_pack("{s:I, s:s, s:i, s:i, s:i}", "session", (json_int_t)s->id,
+				json_array_append_new(list, json_pack("{s:I, s:s, s:i, s:i, s:i, s:I}", "session", (json_int_t)s->id,
 								      "name", s->name, "pid", (int)s->pid, "uid", (int)s->uid,
-								      "unfinished", (int)s->credit.unfinished));
-		json_object_set_new(j, "session_list", list);
+								      "unfinished", (int)s->credit.unfinished, "tokens",
+								      (json_int_t)s->tokens));
+		json_object_set_new(j, "session_rows", list);
 	}
 	text = j ? json_dumps(j, JSON_COMPACT) : NULL;
 	json_decref(j);

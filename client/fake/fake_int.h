@@ -211,6 +211,12 @@ void fake_admin_frame(struct fake *f, struct fake_client *c);
 char *fake_status_json(struct fake *f, const struct fake_session *own);
 const struct fake_model *fake_model_of(const struct fake *f, uint32_t id);
 
+/* The loop's thread alone counts; fake_sessions and fake_requests look on from others. */
+static inline void fake_count(unsigned *n, int by)
+{
+	__atomic_store_n(n, *n + (unsigned)by, __ATOMIC_RELAXED);
+}
+
 void fake_say(const struct fake *f, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -131,7 +131,7 @@ void fake_finish(struct fake_session *s, struct fake_req *r, int err, uint32_t a
 		s->convs[(uint32_t)r->sqe.arg].busy = false;
 	put_last(s, &e, why);
 	s->credit.unfinished--;
-	s->f->n_requests--;
+	fake_count(&s->f->n_requests, -1);
 	s->f->served++;
 	fake_req_free(r);
 }
@@ -224,7 +224,7 @@ static void accept_sqe(struct fake_session *s, const struct apr_sqe *q, struct a
 		tail = &(*tail)->next;
 	*tail = r;
 	s->credit.unfinished++;
-	s->f->n_requests++;
+	fake_count(&s->f->n_requests, 1);
 	if (e == -EFAULT) {
 		end_for(s, e);
 		return;
@@ -240,7 +240,7 @@ static void accept_sqe(struct fake_session *s, const struct apr_sqe *q, struct a
 		*tail = NULL;
 		put_last(s, &c, NULL);
 		s->credit.unfinished--;
-		s->f->n_requests--;
+		fake_count(&s->f->n_requests, -1);
 		fake_req_free(r);
 		return;
 	}
@@ -390,7 +390,7 @@ void fake_session_drop_requests(struct fake_session *s)
 		struct fake_req *r = s->reqs;
 
 		s->reqs = r->next;
-		s->f->n_requests--;
+		fake_count(&s->f->n_requests, -1);
 		fake_req_free(r);
 	}
 }

@@ -461,6 +461,39 @@ static void bad_scripts_are_refused(void)
 	}
 }
 
+/* The fake daemon as a program: its script from a file, and a death in mid-stream. */
+static void a_daemon_killed_in_mid_stream(void)
+{
+	static const char script[] = "{\"token_ms\": 5, \"answers\": [{\"steps\": [\"one\", \" two\", {\"die\": \"kill\"}]}]}";
+	char sock[160], file[160], program[4096];
+	char *argv[] = {(char *)"apr-fake-daemon", (char *)"-s", sock, file, NULL};
+	int status = 0;
+	pid_t pid;
+	FILE *f;
+
+	snprintf(sock, sizeof(sock), "%s/killed.sock", apr_test_tmpdir());
+	snprintf(file, sizeof(file), "%s/script.json", apr_test_tmpdir());
+	snprintf(program, sizeof(program), "%s", apr_test_program("apr-fake-daemon"));
+	if (access(program, X_OK))
+		SKIP("apr-fake-daemon is not built");
+	f = fopen(file, "w");
+	CU_ASSERT_PTR_NOT_NULL_FATAL(f);
+	fputs(script, f);
+	fclose(f);
+	CU_ASSERT_EQUAL_FATAL(posix_spawn(&pid, program, NULL, NULL, argv, environ), 0);
+	memset(&c, 0, sizeof(c));
+	c.socket = sock;
+	for (int i = 0; i < 200 && CLI(&c, "ping", "-n", "1"); i++)
+		usleep(20000);
+	CU_ASSERT_EQUAL(CLI(&c, "generate", "x"), 1);
+	CU_ASSERT_STRING_EQUAL(c.out, "one two\n");
+	CU_ASSERT(cli_one_line(&c));
+	CU_ASSERT_EQUAL(waitpid(pid, &status, 0), pid);
+	CU_ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	CU_ASSERT_EQUAL(CLI(&c, "status"), 1);
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.err, "no daemon"));
+}
+
 /* ---- against aprd with a real model ------------------------------------------------------ */
 
 static void real_text(json_t *(*one)(const char *what), const char *ids)
@@ -549,6 +582,7 @@ static const struct apr_test tests[] = {
 	{"admin_verbs", admin_verbs, 0},
 	{"unserved_opcodes_are_said", unserved_opcodes_are_said, 0},
 	{"bad_scripts_are_refused", bad_scripts_are_refused, 0},
+	{"a_daemon_killed_in_mid_stream", a_daemon_killed_in_mid_stream, 0},
 	{"real_model", real_model, 0},
 };
 TEST_MAIN("aprctl/cli", tests)
