@@ -7,6 +7,7 @@
  * the CPU prompt and generated rows share one arithmetic, so a step is one batch.
  */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,7 +20,9 @@ struct part {
 };
 
 struct apr_stepper {
-	bool active;   /* submitted, and not all of its records are handed out */
+	/* Submitted, and not all of its records are handed out. Atomic since quiet() looks at every model's, also when
+	 * it is called by an unload on another thread; it orders nothing. */
+	_Atomic bool active;
 	bool finished; /* records[] is filled */
 	uint32_t n_parts, max_rows;
 	struct part part[APR_MAX_SLOTS];
