@@ -18,7 +18,7 @@ $(B)/libkernels-cuda.a: $(CUDA_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 # static runtime and C++ library: the program runs where only a driver is
-$(CUDA_CHECK): $(CUDA_CHECK_OBJ) $(B)/libkernels-cuda.a
+$(CUDA_CHECK): $(CUDA_CHECK_OBJ) $(B)/libkernels-cuda.a $(B)/libkernels.a
 	@mkdir -p $(@D)
 	$(NVCC) -Xcompiler -static-libstdc++,-static-libgcc -o $@ $^
 

@@ -38,6 +38,7 @@ static proj_mat mat_args(const apr_mat *w, const float *bias, float *out, uint32
 	proj_mat m = {};
 
 	m.tiles = w->tiles, m.tile = w->tile, m.n_out = w->n_out, m.pairs = row_pairs(w->n_out);
+	m.pair_bytes = tiles_along_k(w->tile, w->n_in) * 2 * tile_size(w->tile), m.stage_bytes = stage_size(w->tile);
 	m.bias = bias, m.out = out, m.ld = ld, m.end = end;
 	m.order = w->order, m.dim = w->dim ? w->dim : 1, m.half = w->half;
 	return m;

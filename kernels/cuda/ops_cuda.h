@@ -34,6 +34,8 @@
 extern "C" {
 #endif
 
+struct apr_seen; /* kernels/common/sample.h */
+
 #define APR_CUDA_DEAD 0xffffffffu
 #define APR_CUDA_DECODE_ROWS 64u /* the largest decode bucket */
 
@@ -139,6 +141,45 @@ struct apr_cuda_attn_tile {
 };
 int apr_cuda_prefill_attn(const struct apr_cuda_launch *l, const struct apr_op_attn *op, const struct apr_cuda_attn_tile *tiles,
                           const uint32_t *n_tiles, uint32_t max_tiles);
+
+/* ---- choosing tokens ------------------------------------------------------------------ */
+
+enum apr_cuda_draw_kind { APR_CUDA_SAMPLE, APR_CUDA_SCORE };
+
+/* One row of logits and what to do with it, in device memory; see struct apr_sample_params. Values are in range. */
+struct apr_cuda_draw {
+	uint32_t kind;
+	float temperature, top_p, min_p, repeat_penalty, frequency_penalty, presence_penalty;
+	uint32_t top_k;
+	uint64_t seed;
+	uint32_t sample, position;
+	uint32_t n_bias, n_seen;
+	const uint32_t *bias_id;        /* device; an id may stand more than once */
+	const float *bias;
+	const struct apr_seen *seen;    /* device; each id once */
+	uint32_t score_id;              /* SCORE: whose log-probability */
+	uint32_t want_logprob, n_top;
+};
+/* What comes of it. step is stored last, with release at system scope: a reader that acquires it has the rest. */
+struct apr_cuda_record {
+	uint32_t id;
+	float logprob;        /* of the raw logits; where asked for */
+	uint32_t numeric;     /* NaN or +inf among the logits, or nothing left to draw: id is meaningless */
+	uint32_t n_top;
+	uint32_t reserved[11];
+	uint32_t step;
+};
+struct apr_cuda_top { /* best of the raw logits, descending, ties to the lowest id */
+	uint32_t id[20];
+	float logprob[20];
+};
+#define APR_CUDA_MAX_VOCAB 395000u
+/* logits: l->bucket rows of n_vocab (ld floats apart). Rows at or past *n_draws are not looked at. records, tops: one a
+ * row, device memory or registered host memory; tops may be NULL where no draw has n_top. step: read on the device. The
+ * same token as apr_sample, bit for bit, from the same logits. -ENOTSUP: n_vocab above APR_CUDA_MAX_VOCAB. */
+int apr_cuda_sample(const struct apr_cuda_launch *l, const float *logits, uint32_t n_vocab, size_t ld,
+                    const struct apr_cuda_draw *draws, const uint32_t *n_draws, const uint32_t *step,
+                    struct apr_cuda_record *records, struct apr_cuda_top *tops);
 
 /* Both arithmetics. */
 int apr_cuda_embed(const struct apr_cuda_launch *l, const struct apr_op_embed *op);

@@ -404,9 +404,9 @@ template <> struct Stage<APR_TILE_Q4_1> {
 			a[1] = a[3] = mine ? __byte_perm(s[i][r][0].y, s[i][r][1].y, 0x7632) : 0;
 #pragma unroll
 			for (int c = 0; c < Acts<NTM>::NT; c++) {
-				uint4 xs = x.sums(c, k >> 8);
+				uint4 xs = x.sums(c, k >> 8); /* of other groups: not ours to multiply, even by zero */
 
-				mma_f16(acc[r][c], a, xs.x, xs.y, acc[r][c]);
+				mma_f16(acc[r][c], a, mine ? xs.x : 0, mine ? xs.y : 0, acc[r][c]);
 			}
 		}
 	}

@@ -26,6 +26,7 @@ struct proj_mat {
 	const float *bias; /* or NULL */
 	float *out;
 	uint32_t tile, n_out, pairs, end;
+	uint32_t pair_bytes, stage_bytes;
 	uint32_t order, dim, half;
 	uint32_t ld; /* floats between columns of out */
 };

@@ -45,6 +45,7 @@ HD uint32_t work_unit(const work_list &w, uint32_t workers, uint32_t me, uint32_
 	return j < w.rounds ? j * workers + me : w.tail_unit;
 }
 
+/* Which matrix a unit of the whole launch is of; unit becomes its own */
 DEV uint32_t mat_of(const proj_args &a, uint32_t &unit)
 {
 	uint32_t i = 0;
@@ -54,46 +55,70 @@ DEV uint32_t mat_of(const proj_args &a, uint32_t &unit)
 	return i;
 }
 
-/* The side of the ring that asks for stages: an item, a place in its chunk. The whole warp keeps it in step. */
+/* The side of the ring that asks for stages: an item, a place in its chunk. The whole warp keeps it in step. What does
+ * not change from item to item is worked out once a matrix: this runs between products. */
 struct feeder {
-	const uint8_t *src;
-	uint32_t item, items, k, k_begin, k_end, tile, slot;
-	bool half;
+	const uint8_t *src, *chunk; /* next bytes; the chunk's first, of the matrix's first unit */
+	uint32_t item, items, unit, step, m, before, left, slot; /* before: units of earlier matrices */
 
-	__device__ __forceinline__ void open(const proj_args &a, const work_list &w, uint32_t workers, uint32_t me)
+	__device__ __forceinline__ void matrix(const proj_args &a, uint32_t k_begin)
 	{
-		if (item >= items)
-			return;
-		uint32_t unit = work_unit(w, workers, me, item), m = mat_of(a, unit);
-
-		tile = a.mat[m].tile;
-		half = item == w.rounds && w.tail == 2;
-		k = k_begin;
-		src = a.mat[m].tiles +
-		      (((size_t)unit * tiles_along_k(tile, a.k) + k / tile_k(tile)) * 2 + (half ? w.tail_half : 0)) * tile_size(tile);
+		chunk = a.mat[m].tiles + (size_t)(k_begin / tile_k(a.mat[m].tile)) * 2 * tile_size(a.mat[m].tile);
 	}
-	__device__ __forceinline__ void put(const proj_args &a, const work_list &w, uint32_t workers, uint32_t me, uint32_t ring,
+	/* The item that is now at hand. Units only ascend. */
+	__device__ __forceinline__ void open(const proj_args &a, const work_list &w, uint32_t k_begin, uint32_t k_end)
+	{
+		const bool tail = item == w.rounds;
+
+		if (tail)
+			unit = w.tail_unit;
+		while (unit - before >= a.mat[m].pairs) {
+			before += a.mat[m++].pairs;
+			matrix(a, k_begin);
+		}
+		src = chunk + (size_t)(unit - before) * a.mat[m].pair_bytes;
+		left = chunk_bytes(a.mat[m].tile, k_begin, k_end);
+		if (tail && w.tail == 2)
+			src += w.tail_half * tile_size(a.mat[m].tile);
+	}
+	static __device__ __forceinline__ uint32_t chunk_bytes(uint32_t tile, uint32_t k_begin, uint32_t k_end)
+	{
+		return (k_end - k_begin + tile_k(tile) - 1) / tile_k(tile) * 2 * tile_size(tile);
+	}
+	__device__ __forceinline__ void start(const proj_args &a, const work_list &w, uint32_t workers, uint32_t me, uint32_t k_begin,
+	                                      uint32_t k_end)
+	{
+		unit = me, step = workers, m = before = item = slot = 0;
+		items = w.rounds + (w.tail ? 1 : 0);
+		matrix(a, k_begin);
+		if (items)
+			open(a, w, k_begin, k_end);
+	}
+	__device__ __forceinline__ void put(const proj_args &a, const work_list &w, uint32_t k_begin, uint32_t k_end, uint32_t ring,
 	                                    uint32_t bars)
 	{
 		if (item >= items)
 			return;
-		const uint32_t size = tile_size(tile), n = (min(k_end, k + stage_k(tile)) - k + tile_k(tile) - 1) / tile_k(tile);
-		const uint32_t dst = ring + slot * a.slot_bytes, bar = bars + slot * 8;
+		const uint32_t bytes = min(left, a.mat[m].stage_bytes), dst = ring + slot * a.slot_bytes, bar = bars + slot * 8;
 
-		if (elect_one()) {
-			mbar_expect(bar, n * size * (half ? 1 : 2));
-			if (!half)
-				bulk_copy(dst, src, n * size * 2, bar);
-			else /* one row tile of each: the other's place keeps what it had, and is not used */
-				for (uint32_t i = 0; i < n; i++)
-					bulk_copy(dst + i * 2 * size, src + (size_t)i * 2 * size, size, bar);
+		if (item == w.rounds && w.tail == 2) { /* one row tile of each two: the other's place keeps what it had, unused */
+			if (elect_one()) {
+				mbar_expect(bar, bytes / 2);
+				for (uint32_t i = 0, size = tile_size(a.mat[m].tile); i < bytes; i += 2 * size)
+					bulk_copy(dst + i, src + i, size, bar);
+			}
+		} else if (elect_one()) {
+			mbar_expect(bar, bytes);
+			bulk_copy(dst, src, bytes, bar);
 		}
-		src += (size_t)n * 2 * size;
-		k += stage_k(tile);
+		src += bytes;
+		left -= bytes;
 		slot = slot + 1 == a.slots ? 0 : slot + 1;
-		if (k >= k_end) {
+		if (!left) {
 			item++;
-			open(a, w, workers, me);
+			unit += step;
+			if (item < items)
+				open(a, w, k_begin, k_end);
 		}
 	}
 };
@@ -112,9 +137,9 @@ struct reader { /* the side that multiplies */
 
 /* One item: the chunk's products with two row tiles, stage by stage */
 template <int TILE, int NTM>
-static __device__ __forceinline__ void run_item(const proj_args &a, const work_list &w, uint32_t workers, uint32_t me, uint32_t ring,
-                                         uint32_t bars, feeder &f, reader &rd, const Acts<NTM> &x, uint32_t k_begin,
-                                         uint32_t k_end, float (*acc)[Acts<NTM>::NT][4])
+static __device__ __forceinline__ void run_item(const proj_args &a, const work_list &w, uint32_t ring, uint32_t bars, feeder &f,
+                                                reader &rd, const Acts<NTM> &x, uint32_t k_begin, uint32_t k_end,
+                                                float (*acc)[Acts<NTM>::NT][4])
 {
 	const int lane = threadIdx.x & 31;
 
@@ -132,7 +157,7 @@ static __device__ __forceinline__ void run_item(const proj_args &a, const work_l
 			s1.load(sp + tile_size(TILE), lane);
 			fence_reads_before_refill();
 			__syncwarp();
-			f.put(a, w, workers, me, ring, bars);
+			f.put(a, w, k_begin, k_end, ring, bars);
 			if (!NTM)
 				s0.mul(x, k, acc[0]);
 			s1.mul(x, k, acc[1]);
@@ -142,7 +167,7 @@ static __device__ __forceinline__ void run_item(const proj_args &a, const work_l
 			s.load(sp, lane, n);
 			fence_reads_before_refill();
 			__syncwarp();
-			f.put(a, w, workers, me, ring, bars);
+			f.put(a, w, k_begin, k_end, ring, bars);
 			s.mul(x, k, n, lane, acc);
 		}
 		rd.next(a.slots);
@@ -237,7 +262,9 @@ DEV float prologue_one(const proj_args &a, uint8_t *xs, float *h, float *red, fl
 	return scales[chunk];
 }
 
-template <int NTM> static __global__ void __launch_bounds__(WARPS * 32, 1) proj_decode(const __grid_constant__ proj_args a)
+/* MASK: the tile types that the launch can meet. Those that meet often have a kernel of their own: all seven in one cost
+ * registers that none of them needs. */
+template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS * 32, 1) proj_decode(const __grid_constant__ proj_args a)
 {
 	extern __shared__ __align__(128) uint8_t sm[];
 	const uint32_t lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
@@ -253,7 +280,7 @@ template <int NTM> static __global__ void __launch_bounds__(WARPS * 32, 1) proj_
 	const uint32_t part_size = a.fold * WARPS * (NTM ? 36 * 8 * NTM : 32), parts = rounds > a.fold ? 2 : 1;
 	uint8_t *xs = (uint8_t *)(part + parts * part_size);
 	float unscale[2 * Acts<NTM>::NT];
-	feeder f = {NULL, 0, items, 0, k_begin, k_end, 0, 0, false};
+	feeder f;
 	reader rd = {0, 0};
 	Acts<NTM> x;
 
@@ -263,9 +290,9 @@ template <int NTM> static __global__ void __launch_bounds__(WARPS * 32, 1) proj_
 		mbar_init_fence();
 	}
 	__syncwarp();
-	f.open(a, w, workers, me);
+	f.start(a, w, workers, me, k_begin, k_end);
 	for (uint32_t i = 0; i < a.slots; i++)
-		f.put(a, w, workers, me, ring, bars);
+		f.put(a, w, k_begin, k_end, ring, bars);
 	pdl_next();
 	pdl_wait();
 	const uint32_t n_cols = min(*a.n_live, a.columns);
@@ -296,16 +323,15 @@ template <int NTM> static __global__ void __launch_bounds__(WARPS * 32, 1) proj_
 			uint32_t unit = work_unit(w, workers, me, it), m = mat_of(a, unit);
 
 #define ITEM(T) \
-	case T: run_item<T, NTM>(a, w, workers, me, ring, bars, f, rd, x, k_begin, k_end, acc); break
-			switch (a.mat[m].tile) {
-				ITEM(APR_TILE_Q4_K);
-				ITEM(APR_TILE_Q6_K);
-				ITEM(APR_TILE_Q8_0);
-				ITEM(APR_TILE_Q4_1);
-				ITEM(APR_TILE_Q5_0);
-				ITEM(APR_TILE_F16);
-				ITEM(APR_TILE_BF16);
-			}
+	if ((MASK >> T & 1) && (MASK == 1u << T || a.mat[m].tile == T)) \
+		run_item<T, NTM>(a, w, ring, bars, f, rd, x, k_begin, k_end, acc)
+			ITEM(APR_TILE_Q4_K);
+			ITEM(APR_TILE_Q6_K);
+			ITEM(APR_TILE_Q8_0);
+			ITEM(APR_TILE_Q4_1);
+			ITEM(APR_TILE_Q5_0);
+			ITEM(APR_TILE_F16);
+			ITEM(APR_TILE_BF16);
 #undef ITEM
 			store_sums<NTM>(part + side * part_size + (((it - first) * teams + team) * C + chunk) * (NTM ? 36 * 8 * NTM : 32), acc,
 			                unscale);
@@ -374,6 +400,27 @@ static size_t proj_smem(const proj_args *a, uint32_t ntm, uint32_t grid, uint32_
 	return sum;
 }
 
+template <int NTM> static int launch_mask(const apr_cuda_launch *l, const proj_args *a, dim3 grid, size_t smem)
+{
+	uint32_t mask = 0;
+
+	for (uint32_t i = 0; i < a->n_mats; i++)
+		mask |= 1u << a->mat[i].tile;
+	switch (mask) {
+#define MASKED(M) case M: return launch(proj_decode<NTM, M>, grid, WARPS * 32, smem, l->stream, l->pdl, *a)
+		MASKED(1u << APR_TILE_Q4_K);
+		MASKED(1u << APR_TILE_Q6_K);
+		MASKED(1u << APR_TILE_Q4_K | 1u << APR_TILE_Q6_K);
+		MASKED(1u << APR_TILE_Q8_0);
+		MASKED(1u << APR_TILE_Q4_1);
+		MASKED(1u << APR_TILE_Q5_0);
+		MASKED(1u << APR_TILE_F16);
+		MASKED(1u << APR_TILE_BF16);
+#undef MASKED
+	default: return launch(proj_decode<NTM, (1u << APR_TILE_N) - 1>, grid, WARPS * 32, smem, l->stream, l->pdl, *a);
+	}
+}
+
 /* a: everything but slot_bytes, slots and fold. One column where a->columns is 1, else acts and scales are ready. */
 int proj_launch(const apr_cuda_launch *l, const proj_args *in)
 {
@@ -401,8 +448,8 @@ int proj_launch(const apr_cuda_launch *l, const proj_args *in)
 	if (smem > APR_SMEM_MAX)
 		return -ENOTSUP;
 	switch (ntm) {
-	case 0: return launch(proj_decode<0>, dim3(grid), WARPS * 32, smem, l->stream, l->pdl, a);
-	case 1: return launch(proj_decode<1>, dim3(grid, groups), WARPS * 32, smem, l->stream, l->pdl, a);
-	default: return launch(proj_decode<2>, dim3(grid, groups), WARPS * 32, smem, l->stream, l->pdl, a);
+	case 0: return launch_mask<0>(l, &a, dim3(grid), smem);
+	case 1: return launch_mask<1>(l, &a, dim3(grid, groups), smem);
+	default: return launch_mask<2>(l, &a, dim3(grid, groups), smem);
 	}
 }

@@ -55,6 +55,7 @@ static __global__ void __launch_bounds__(128) repack_tiles(apr_mat m, const uint
 			                             ? (home.which ? b : a) + home.row * row_bytes + (size_t)k / block_elems(m.type) * block_size(m.type)
 			                             : NULL;
 			s.type = m.type;
+			s.first = k % block_elems(m.type);
 			s.n = m.n_in - k;
 		}
 		__syncthreads();

@@ -98,17 +98,21 @@ HD uint32_t row_place(uint32_t order, uint32_t dim, uint32_t half, uint32_t whic
 
 /* ---- packing: the words of one tile, from the codes of 16 rows ----------------------- */
 
-/* Rows of one tile in the file's layout: row[r] starts at the tile's first k; NULL: a padding row. n: k that exist. */
+/* Rows of one tile in the file's layout: row[r] is the block that holds the tile's first k, which is element `first` of
+ * it; NULL: a padding row. n: k that exist from there on. */
 struct tile_source {
 	const uint8_t *row[16];
-	uint32_t type, n;
+	uint32_t type, first, n;
 };
 
 HD uint32_t source_code(const tile_source &s, uint32_t r, uint32_t k, uint32_t zero)
 {
 	uint32_t n = block_elems(s.type);
 
-	return s.row[r] && k < s.n ? block_code(s.type, s.row[r] + (size_t)(k / n) * block_size(s.type), k % n) : zero;
+	if (!s.row[r] || k >= s.n)
+		return zero;
+	k += s.first;
+	return block_code(s.type, s.row[r] + (size_t)(k / n) * block_size(s.type), k % n);
 }
 /* k, within the tile, of byte i of product `half` of 32-group gi, lane column t */
 HD uint32_t lane_k(uint32_t gi, uint32_t half, uint32_t t, uint32_t i)
@@ -179,7 +183,7 @@ HD uint32_t source_real16(const tile_source &s, uint32_t r, uint32_t k, bool bf1
 
 	if (!s.row[r] || k >= s.n)
 		return 0;
-	v = block_value(s.type, s.row[r], k);
+	v = block_value(s.type, s.row[r], s.first + k);
 	return bf16 ? apr_bfloat_from_f32(v) : apr_half_from_f32(v);
 }
 /* Word j of product (lane, gi, half) of F16 and BF16: the tensor core's own register j. */

@@ -165,11 +165,92 @@ static void stress(const model &m, buffers &b, apr_cuda_launch *l, uint32_t rows
 	}
 	CHECK(!bad, "%d of %d replays with programmatic launch differ from the plain graph", bad, replays);
 	printf("{\"bench\":\"step_bits\",\"rows\":%u,\"replays\":%d,\"differ\":%d,\"finite\":%s}\n", rows, replays, bad,
-	       isfinite(first[5]) ? "true" : "false");
+	       std::all_of(first.begin(), first.end(), [](float f) { return isfinite(f); }) ? "true" : "false");
+}
+
+template <typename F> static double time_calls(F call, int n)
+{
+	cudaGraph_t g;
+	cudaGraphExec_t e;
+	cudaEvent_t t0, t1;
+	std::vector<float> us;
+
+	CUDA(cudaDeviceSynchronize());
+	CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+	for (int i = 0; i < n; i++)
+		call();
+	CUDA(cudaStreamEndCapture(stream, &g));
+	CUDA(cudaGraphInstantiate(&e, g, 0));
+	CUDA(cudaEventCreate(&t0));
+	CUDA(cudaEventCreate(&t1));
+	for (int k = 0; k < 6; k++) {
+		float ms;
+
+		CUDA(cudaEventRecord(t0, stream));
+		CUDA(cudaGraphLaunch(e, stream));
+		CUDA(cudaEventRecord(t1, stream));
+		CUDA(cudaEventSynchronize(t1));
+		CUDA(cudaEventElapsedTime(&ms, t0, t1));
+		if (k)
+			us.push_back(ms * 1e3f / n);
+	}
+	std::sort(us.begin(), us.end());
+	CUDA(cudaGraphExecDestroy(e));
+	CUDA(cudaGraphDestroy(g));
+	cudaEventDestroy(t0);
+	cudaEventDestroy(t1);
+	return us[2];
+}
+
+static void bench_sample(void)
+{
+	const uint32_t n = 262144;
+	dbuf<float> lg(random_rows(64, n, 1, false));
+	dbuf<apr_cuda_record> rec(64);
+	dbuf<apr_cuda_top> top(64);
+	dbuf<uint32_t> step_no(std::vector<uint32_t>{1});
+	step st(256 * 1024);
+
+	for (uint32_t rows : {1u, 16u, 64u})
+		for (int kind = 0; kind < 4; kind++) {
+			static const char *const name[] = {"greedy", "plain", "top_k_p", "top_k_p_logprob"};
+			apr_cuda_draw d = {};
+
+			d.temperature = kind ? 0.8f : 0;
+			d.top_k = kind > 1 ? 40 : 0, d.top_p = kind > 1 ? 0.9f : 1, d.repeat_penalty = 1, d.seed = 5, d.want_logprob = kind == 3;
+			dbuf<apr_cuda_draw> dd(std::vector<apr_cuda_draw>(64, d));
+			dbuf<uint32_t> nd(std::vector<uint32_t>{rows});
+			st.l.bucket = rows;
+			double us = time_calls([&] { apr_cuda_sample(&st.l, lg.p, n, n, dd.p, nd.p, step_no.p, rec.p, top.p); }, 20);
+
+			printf("{\"bench\":\"sample_%s\",\"vocab\":%u,\"rows\":%u,\"us\":%.1f}\n", name[kind], n, rows, us);
+		}
+}
+
+static void bench_prefill_attn(void)
+{
+	for (uint32_t rows : {128u, 512u, 2048u}) {
+		buffers b(1, 2048);
+		dbuf<float> q(random_rows(rows, 4096, 1, false)), o((size_t)rows * 4096);
+		std::vector<apr_cuda_attn_tile> t;
+		step st(256 * 1024);
+		apr_op_attn op = {q.p, o.p, 32, 8, 128, 128, 0.088f, 0, 0, {&b.g, 3}};
+
+		for (int i = (int)rows / 64 - 1; i >= 0; i--)
+			t.push_back({0, (uint32_t)i * 64, 64, (uint32_t)i * 64});
+		dbuf<apr_cuda_attn_tile> dt(t);
+		dbuf<uint32_t> nt(std::vector<uint32_t>{(uint32_t)t.size()});
+		st.set(rows, rows, std::vector<uint32_t>(rows), std::vector<uint32_t>(rows));
+		double us = time_calls([&] { apr_cuda_prefill_attn(&st.l, &op, dt.p, nt.p, (uint32_t)t.size()); }, 20);
+
+		printf("{\"bench\":\"prefill_attn\",\"rows\":%u,\"us\":%.1f,\"tflops\":%.0f}\n", rows, us, 4.0 * 128 * 32 * rows * (rows + 1) / 2 / us * 1e-6);
+	}
 }
 
 void bench(void)
 {
+	bench_sample();
+	bench_prefill_attn();
 	static const char *const name[] = {"step", "attn_in", "attn", "o", "ffn_in", "down", "head"};
 
 	for (uint32_t type : {12u, 8u, 14u}) {

@@ -82,6 +82,7 @@ weight::weight(uint32_t t, uint32_t n_in, uint32_t n_out, uint64_t seed, uint32_
 step::step(size_t bytes) : n(1), n_out(1), pos(4096), slot(4096), out(4096), tok(4096), scratch(bytes)
 {
 	CUDA(cudaMemset(scratch.p, 0, 256 * 1024)); /* counters; the rest keeps its NaN */
+	CUDA(cudaDeviceSynchronize());
 	l.stream = stream;
 	l.rows = {n.p, n_out.p, tok.p, pos.p, slot.p, out.p};
 	l.sms = device_sms;
@@ -113,7 +114,8 @@ bool same_bits(const float *a, const float *b, size_t n)
 static const struct {
 	const char *name;
 	void (*run)(void);
-} checks[] = {{"weights", check_weights}, {"proj", check_proj}, {"ops", check_ops}, {"attn_decode", check_attn_decode}};
+} checks[] = {{"weights", check_weights}, {"proj", check_proj}, {"ops", check_ops}, {"attn_decode", check_attn_decode},
+            {"prefill", check_prefill}, {"sample", check_sample}};
 void bench(void);
 
 int main(int argc, char **argv)

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/blocks.cuh"
@@ -72,10 +73,27 @@ template <typename T> struct dbuf { /* device memory, NaN bits at first */
 	dbuf(const dbuf &) = delete;
 	dbuf &operator=(const dbuf &) = delete;
 	dbuf(dbuf &&o) : p(o.p), n(o.n) { o.p = NULL; }
+	dbuf &operator=(dbuf &&o)
+	{
+		std::swap(p, o.p);
+		std::swap(n, o.n);
+		return *this;
+	}
 	~dbuf() { cudaFree(p); }
-	void poison() { CUDA(cudaMemset(p, 0xff, n * sizeof(T))); }
-	void zero() { CUDA(cudaMemset(p, 0, n * sizeof(T))); }
-	void put(const std::vector<T> &v) { CUDA(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); }
+	/* The legacy stream, in which these run, is not ordered with ours: each waits for the device. */
+	void fill(int byte)
+	{
+		CUDA(cudaDeviceSynchronize());
+		CUDA(cudaMemset(p, byte, n * sizeof(T)));
+		CUDA(cudaDeviceSynchronize());
+	}
+	void poison() { fill(0xff); }
+	void zero() { fill(0); }
+	void put(const std::vector<T> &v)
+	{
+		CUDA(cudaDeviceSynchronize());
+		CUDA(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+	}
 	std::vector<T> get() const
 	{
 		std::vector<T> v(n);
@@ -123,5 +141,7 @@ void check_weights(void);
 void check_proj(void);
 void check_ops(void);
 void check_attn_decode(void);
+void check_prefill(void);
+void check_sample(void);
 
 #endif
