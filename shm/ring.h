@@ -32,18 +32,19 @@ struct apr_rc {
 	uint32_t cq_mask, cqe_size;
 	uint32_t sq_tail; /* handed out by apr_rc_sqe */
 	uint32_t sq_pub;  /* stored in req->sq_tail */
+	uint32_t sq_head; /* as last looked at: the daemon's line comes over only when this says full */
 	uint32_t cq_head; /* stored in req->cq_head */
 };
 
 void apr_rc_init(struct apr_rc *r, void *req_base, const void *res_base, const struct apr_geometry *g);
 
-static inline uint32_t apr_rc_sq_head(const struct apr_rc *r)
+static inline uint32_t apr_rc_sq_head(struct apr_rc *r)
 {
 	/* pairs with the release in apr_rd_sq_advance: the daemon has copied all before it */
-	return __atomic_load_n(&r->res->sq_head, __ATOMIC_ACQUIRE);
+	return r->sq_head = __atomic_load_n(&r->res->sq_head, __ATOMIC_ACQUIRE);
 }
 
-static inline uint32_t apr_rc_sq_space(const struct apr_rc *r)
+static inline uint32_t apr_rc_sq_space(struct apr_rc *r)
 {
 	return r->sq_mask + 1 - (r->sq_tail - apr_rc_sq_head(r));
 }
@@ -56,7 +57,7 @@ static inline struct apr_sqe *apr_rc_slot(const struct apr_rc *r, uint32_t index
 /* The next free slot, zeroed, or NULL. It is published by apr_rc_publish. */
 static inline struct apr_sqe *apr_rc_sqe(struct apr_rc *r)
 {
-	if (!apr_rc_sq_space(r))
+	if (r->sq_tail - r->sq_head > r->sq_mask && !apr_rc_sq_space(r))
 		return NULL;
 	struct apr_sqe *s = apr_rc_slot(r, r->sq_tail++);
 	memset(s, 0, r->sqe_size);

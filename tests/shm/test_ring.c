@@ -101,7 +101,7 @@ static void indexes_wrap(void)
 	struct apr_sqe s;
 
 	setup(&p, (struct apr_wish){ .sq_entries = 4, .cq_entries = 8 });
-	p.c.sq_tail = p.c.sq_pub = p.d.sq_head = p.c.req->sq_tail = p.c.res->sq_head == 0 ? UINT32_MAX - 5 : 0;
+	p.c.sq_tail = p.c.sq_pub = p.c.sq_head = p.d.sq_head = p.c.req->sq_tail = p.c.res->sq_head == 0 ? UINT32_MAX - 5 : 0;
 	((struct apr_res_hdr *)p.res)->sq_head = p.d.sq_head;
 	p.c.cq_head = p.d.cq_head = p.d.cq_tail = p.d.cq_pub = p.c.req->cq_head = UINT32_MAX - 5;
 	((struct apr_res_hdr *)p.res)->cq_tail = p.d.cq_tail;
