@@ -123,6 +123,29 @@ static void string_length_huge(void)
 	}
 }
 
+/* The last value of a file without tensors says one byte more than there is. */
+static void string_one_byte_past_the_end(void)
+{
+	uint64_t key_len = 14, len;
+	uint32_t type = GW_STR;
+	uint8_t buf[64] = {0};
+	size_t n = header(buf, 0, 1);
+	struct gguf *g;
+	char err[128];
+
+	memcpy(buf + n, &key_len, 8);
+	memcpy(buf + n + 8, "general.author", key_len);
+	memcpy(buf + n + 22, &type, 4);
+	len = sizeof buf - (n + 34);
+	memcpy(buf + n + 26, &len, 8);
+	CU_ASSERT_EQUAL_FATAL(gguf_open_memory(&g, buf, sizeof buf, err, sizeof err), 0);
+	gguf_close(g);
+	len++;
+	memcpy(buf + n + 26, &len, 8);
+	CU_ASSERT_EQUAL(gguf_open_memory(&g, buf, sizeof buf, err, sizeof err), -EINVAL);
+	CU_ASSERT_PTR_NOT_NULL(strstr(err, "general.author"));
+}
+
 static void duplicate_key(void)
 {
 	struct gguf_writer *w = bad_tiny();
@@ -353,6 +376,10 @@ static void overlapping_tensors(void)
 	uint64_t ne[1] = {8};
 
 	gw_tensor_offset(w, gw_tensor(w, "odd", APR_TYPE_F32, 1, ne, NULL, 32), 64);
+	bad_refused(w, "overlaps tensor");
+	w = gw_new(); /* by the last block of the first one */
+	gw_tensor(w, "first", APR_TYPE_F32, 1, (const uint64_t[]){16}, NULL, 64);
+	gw_tensor_offset(w, gw_tensor(w, "odd", APR_TYPE_F32, 1, ne, NULL, 32), 32);
 	bad_refused(w, "overlaps tensor");
 	w = bad_tiny();
 	gw_tensor(w, "first", APR_TYPE_F32, 1, ne, NULL, 32);
@@ -590,7 +617,7 @@ static void split_damaged(void)
 #define T(f) {#f, f, 0}
 static const struct apr_test tests[] = {
 	T(magic_only), T(version_0_1_and_4), T(version_2_is_read), T(n_tensors_huge), T(n_kv_huge),
-	T(key_length_huge), T(string_length_huge), T(duplicate_key), T(unknown_value_type), T(bool_neither_0_nor_1),
+	T(key_length_huge), T(string_length_huge), T(string_one_byte_past_the_end), T(duplicate_key), T(unknown_value_type), T(bool_neither_0_nor_1),
 	T(alignment_bad), T(alignment_int32), T(alignment_64_and_8_are_read), T(array_in_array), T(array_count_huge),
 	T(array_element_type_unknown), T(many_keys), T(tensor_name_64_bytes), T(n_dims_0_or_5), T(dims_product_wraps),
 	T(data_just_past_size_max), T(dimension_0), T(unknown_tensor_type), T(row_not_whole_blocks),

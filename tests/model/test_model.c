@@ -250,15 +250,15 @@ static void case28_equal_forms(void)
 
 static void case28_wrong_forms(void)
 {
-	static const uint32_t v[7] = {2, 2, 2, 0, 2, 2, 2}, three[6] = {2, 2, 3, 2, 2, 2}, heads[6] = {4, 4, 2, 4, 4, 4};
+	static const uint32_t v[6] = {2, 2, 2, 0, 2, 2}, twos[7] = {2, 2, 2, 2, 2, 2, 2}, three[6] = {2, 2, 3, 2, 2, 2}, heads[6] = {4, 4, 2, 4, 4, 4};
 	static const float f[6] = {2, 2, 2, 2, 2, 2};
 	static const char *const kv = "gemma3.attention.head_count_kv", *const pattern = "gemma3.attention.sliding_window_pattern";
 	static const uint8_t bools[7] = {1, 1, 1, 1, 1, 0, 1};
 	struct gguf_writer *w;
 
-	must_refuse(with_array("gemma3", kv, GW_U32, v, 3), -EINVAL, kv);
-	must_refuse(with_array("gemma3", kv, GW_U32, v, 7), -EINVAL, kv);
-	must_refuse(with_array("gemma3", kv, GW_U32, v, 0), -EINVAL, kv);
+	must_refuse(with_array("gemma3", kv, GW_U32, twos, 5), -EINVAL, kv);
+	must_refuse(with_array("gemma3", kv, GW_U32, twos, 7), -EINVAL, kv);
+	must_refuse(with_array("gemma3", kv, GW_U32, twos, 0), -EINVAL, kv);
 	must_refuse(with_array("gemma3", kv, GW_U32, v, 6), -EINVAL, kv);
 	must_refuse(with_array("gemma3", kv, GW_U32, three, 6), -EINVAL, kv);
 	must_refuse(with_array("gemma3", kv, GW_F32, f, 6), -EINVAL, kv);

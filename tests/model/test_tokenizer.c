@@ -176,10 +176,30 @@ static void spm_merges_by_score(void)
 	CU_ASSERT_STRING_EQUAL(tok_ids(&f, " a", 0), "267");
 	CU_ASSERT_STRING_EQUAL(tok_ids(&f, "  a", 0), "269 260");       /* the USER piece is cut out first */
 	CU_ASSERT_STRING_EQUAL(tok_ids(&f, "\xe2\x96\x81\xe2\x96\x81" "a", 0), "259 267");
+	CU_ASSERT_STRING_EQUAL(tok_ids(&f, "\xe2\x96\x81\xe2\x96\x81" "b", 0), "268 261");
 	CU_ASSERT_STRING_EQUAL(tok_ids(&f, "a\xc3\xa9", 0), "260 195 169");
 	CU_ASSERT_STRING_EQUAL(tok_ids(&f, "<0x41>", 0), "60 48 120 52 49 62"); /* byte pieces are not text */
 	CU_ASSERT_STRING_EQUAL(tok_ids(&f, "a", APR_TOK_ADD_BOS), "257 260");   /* SPM does so unless told otherwise */
 	CU_ASSERT(tok_round_trips(&f, "abc  cab \xff\xe4", 12));
+	tok_close(&f);
+}
+
+/* Scores above zero come before those below, the higher first. */
+static void spm_scores_of_either_sign(void)
+{
+	struct gguf_writer *w = spm_writer();
+	float scores[271] = {0};
+	struct tok_fixture f;
+
+	scores[263] = 1.0f;  /* ab */
+	scores[264] = 2.0f;  /* bc */
+	scores[265] = -5.0f; /* abc */
+	scores[266] = -0.5f; /* cab */
+	gw_drop(w, "tokenizer.ggml.scores");
+	gw_arr(w, "tokenizer.ggml.scores", GW_F32, scores, 271);
+	gw_bool(w, "tokenizer.ggml.add_space_prefix", false);
+	tok_must_open(&f, w);
+	CU_ASSERT_STRING_EQUAL(tok_ids(&f, "cabc", 0), "262 265"); /* bc, abc, c */
 	tok_close(&f);
 }
 
@@ -322,9 +342,9 @@ static void case27_delimiters_stored_as_normal_or_user(void)
 /* Byte-level BPE whose merges lead to the delimiter: the last merge is not done. */
 static void case27_merges_do_not_make_delimiters(void)
 {
-	static const char *const merges[] = {"t h", "x y", "< xy", "<xy >"};
+	static const char *const merges[] = {"t h", "x y", "< |", "<| >"};
 	struct tiny_spec spec = {.n_layers = 1, .n_vocab = 262};
-	static const char tmpl[] = "<xy>{{ messages }}";
+	static const char tmpl[] = "<|>{{ messages }}";
 	static char text[262][4];
 	const char *tokens[262];
 	int32_t kinds[262];
@@ -346,8 +366,8 @@ static void case27_merges_do_not_make_delimiters(void)
 	tok_close(&f);
 	tokens[256] = "th";
 	tokens[257] = "xy";
-	tokens[258] = "<xy";
-	tokens[259] = "<xy>";
+	tokens[258] = "<|";
+	tokens[259] = "<|>";
 	tokens[260] = "p";
 	tokens[261] = "q";
 	for (i = 256; i < 262; i++)
@@ -358,8 +378,8 @@ static void case27_merges_do_not_make_delimiters(void)
 	gw_str(w, "tokenizer.chat_template", tmpl);
 	tok_must_open(&f, w);
 	CU_ASSERT_EQUAL(apr_tokenizer_kind(f.t, 259), APR_PIECE_CONTROL);
-	CU_ASSERT_FALSE(tok_gives_control(&f, "<xy>", 4));
-	CU_ASSERT_STRING_EQUAL(tok_ids(&f, "<xy>", APR_TOK_PARSE_SPECIAL), "259");
+	CU_ASSERT_FALSE(tok_gives_control(&f, "<|>", 3));
+	CU_ASSERT_STRING_EQUAL(tok_ids(&f, "<|>", APR_TOK_PARSE_SPECIAL), "259");
 	tok_close(&f);
 }
 
@@ -458,7 +478,7 @@ static void many_threads_at_once(void)
 #define THREADS(f) {#f, f, KEEPS_HEAP}
 static const struct apr_test tests[] = {
 	T(merges_gpt2), T(merges_smollm), T(merges_llama_bpe_whole_first), T(merges_qwen2), T(spm_merges_by_score),
-	T(spm_space_prefix), T(case04_unknown_pre_is_named), T(case26_no_bos), THREADS(case26_end_ids),
+	T(spm_scores_of_either_sign), T(spm_space_prefix), T(case04_unknown_pre_is_named), T(case26_no_bos), THREADS(case26_end_ids),
 	T(case27_delimiters_stored_as_normal_or_user), T(case27_merges_do_not_make_delimiters), T(max_ids_is_a_limit),
 	T(pieces), THREADS(many_threads_at_once),
 };
