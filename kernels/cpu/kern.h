@@ -88,7 +88,8 @@ struct apr_kern {
 	void (*quantise)(const struct apr_act_view *v, const float *x, size_t ldx, uint32_t first, uint32_t n);
 	/* blocks b0 … b0 + n - 1 (n <= APR_SLAB) of a panel; b0 at a unit's start */
 	void (*unpack)(uint32_t type, const uint8_t *panel, uint32_t b0, uint32_t n, struct apr_tile *t);
-	/* acc[i] continued over the tile's n blocks = activation blocks b0 …, for rows 0 … n_rows - 1 of a group */
+	/* acc[i] continued over the tile's n blocks = activation blocks b0 …, for rows 0 … n_rows - 1 of a group;
+	 * acc has room for APR_GROUP rows, and those beyond n_rows may be changed */
 	void (*gemm)(enum apr_chain chain, const struct apr_tile *t, uint32_t n, const struct apr_act_view *v,
 		     uint32_t group, uint32_t b0, uint32_t n_rows, float (*acc)[16]);
 	/* one panel, all of k, v->rows <= APR_SMALL_ROWS rows; acc is overwritten */

@@ -171,8 +171,10 @@ static void quantise(const struct apr_act_view *v, const float *x, size_t ldx, u
 			if (v->rows <= APR_SMALL_ROWS)
 				store_planes(v, first + i, b, &o[i]);
 		}
-		for (uint32_t i = n; i < v->width; i++)
-			o[i].q = _mm512_setzero_si512();
+		for (uint32_t i = n; i < v->width; i++) { /* rows that fill up the last group */
+			o[i] = (struct quant_row){.q = _mm512_setzero_si512()};
+			put_factors(v, block * v->width + i, &o[i]);
+		}
 		if (v->width == APR_GROUP)
 			store_group8(dst, o);
 		else
@@ -191,7 +193,7 @@ static void unpack(uint32_t type, const uint8_t *panel, uint32_t b0, uint32_t n,
 APR_INLINE void gemm_rows(const enum apr_chain chain, const int R, const struct apr_tile *t, uint32_t n,
 			  const struct apr_act_view *v, uint32_t group, uint32_t b0, float (*out)[16])
 {
-	const size_t width = R == 8 ? APR_GROUP : v->width;
+	const size_t width = APR_GROUP; /* GEMM has more than APR_SMALL_ROWS rows */
 	const size_t block = (size_t)group * v->blocks + b0;
 	const int16_t *x = v->q + block * width * 32;
 	const float *s = v->s + block * width, *xs = v->xs + block * width;
@@ -247,14 +249,13 @@ APR_INLINE void gemm_rows(const enum apr_chain chain, const int R, const struct 
 		_mm512_store_ps(out[r], acc[r]);
 }
 
-#define GEMM_CASE(chain, R) case R: gemm_rows(chain, R, t, n, v, group, b0, acc); break;
+/* A last group that is not full is computed with the zero rows that fill it up. */
 #define GEMM_CHAIN(chain) \
 	case chain: \
-		switch (n_rows) { \
-		GEMM_CASE(chain, 1) GEMM_CASE(chain, 2) GEMM_CASE(chain, 3) GEMM_CASE(chain, 4) \
-		GEMM_CASE(chain, 5) GEMM_CASE(chain, 6) GEMM_CASE(chain, 7) GEMM_CASE(chain, 8) \
-		default: break; \
-		} \
+		if (n_rows > 4) \
+			gemm_rows(chain, 8, t, n, v, group, b0, acc); \
+		else \
+			gemm_rows(chain, 4, t, n, v, group, b0, acc); \
 		break;
 
 static void gemm(enum apr_chain chain, const struct apr_tile *t, uint32_t n, const struct apr_act_view *v,
@@ -364,18 +365,23 @@ APR_INLINE void gemv_rows(const uint32_t type, const uint32_t R, const uint8_t *
 
 #define GEMV_TYPE(T, ...) \
 	do { \
-		switch (v->rows - r0) { \
+		switch (n) { \
 		case 1: gemv_rows(T, 1, __VA_ARGS__); break; \
 		case 2: gemv_rows(T, 2, __VA_ARGS__); break; \
-		case 3: gemv_rows(T, 3, __VA_ARGS__); break; \
 		default: gemv_rows(T, GEMV_ROWS, __VA_ARGS__); break; \
 		} \
 	} while (0)
 
 static void gemv(uint32_t type, const uint8_t *panel, const struct apr_act_view *v, float (*acc)[16])
 {
-	for (uint32_t r0 = 0; r0 < v->rows; r0 += GEMV_ROWS)
+	uint32_t n;
+
+	for (uint32_t r0 = 0; r0 < v->rows; r0 += n) {
+		uint32_t left = v->rows - r0;
+
+		n = left >= GEMV_ROWS ? GEMV_ROWS : left >= 2 ? 2 : 1;
 		APR_EACH_TYPE(type, GEMV_TYPE, panel, v, r0, acc + r0);
+	}
 }
 
 /* ---- floats ---- */
@@ -422,17 +428,18 @@ APR_INLINE void fma_rows(const int R, const float (*tile)[16], uint32_t n, const
 
 static void fma_f32(const float (*tile)[16], uint32_t n, const float *const *x, uint32_t n_rows, float (*acc)[16])
 {
-	switch (n_rows) {
-	case 1: fma_rows(1, tile, n, x, acc); break;
-	case 2: fma_rows(2, tile, n, x, acc); break;
-	case 3: fma_rows(3, tile, n, x, acc); break;
-	case 4: fma_rows(4, tile, n, x, acc); break;
-	case 5: fma_rows(5, tile, n, x, acc); break;
-	case 6: fma_rows(6, tile, n, x, acc); break;
-	case 7: fma_rows(7, tile, n, x, acc); break;
-	case 8: fma_rows(8, tile, n, x, acc); break;
-	default: break;
+	uint32_t r = 0;
+
+	if (n_rows == 8) {
+		fma_rows(8, tile, n, x, acc);
+		return;
 	}
+	if (n_rows >= 4) {
+		fma_rows(4, tile, n, x, acc);
+		r = 4;
+	}
+	for (; r < n_rows; r++)
+		fma_rows(1, tile, n, x + r, acc + r);
 }
 
 static void fma4_f32(const float (*const tile[4])[16], uint32_t n, const float *x, float (*out)[16])

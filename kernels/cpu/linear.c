@@ -187,7 +187,7 @@ static void panel_int16(const struct job *j, struct spot s, uint32_t row, uint32
 		store(j, s, 0, n, acc);
 		return;
 	}
-	memset(acc, 0, n * sizeof acc[0]);
+	memset(acc, 0, (n + APR_GROUP - 1) / APR_GROUP * APR_GROUP * sizeof acc[0]);
 	for (uint32_t b = 0; b < j->v.blocks; b += APR_SLAB) {
 		uint32_t nb = j->v.blocks - b < APR_SLAB ? j->v.blocks - b : APR_SLAB;
 
