@@ -492,6 +492,29 @@ static void socket_mode_and_ring_always(void)
 	fake_end(f);
 }
 
+static void case47_gaps_follow_the_steps(void)
+{
+	struct fake *f = start("{\"token_ms\":20,\"answers\":[{\"steps\":[{\"text\":\"s\",\"repeat\":8}]}]}");
+	struct apr *c = join(0);
+	uint64_t first = 0, last = 0;
+
+	struct apr_sqe *s = apr_get_sqe(c);
+	CU_ASSERT_EQUAL(apr_prep_generate(c, s, "x", 1, 100), 0);
+	CU_ASSERT_EQUAL(apr_submit(c), 1);
+	for (int i = 0; i < 8; i++) {
+		const struct apr_cqe *q = next(c);
+		CU_ASSERT_EQUAL(q->type, APR_CQE_TOKEN);
+		apr_cqe_seen(c, q);
+		last = now_us();
+		if (!i)
+			first = last;
+	}
+	/* seven gaps of 20 ms: a burst at the end would have none */
+	CU_ASSERT(last - first >= 7 * 15000);
+	apr_close(c);
+	fake_end(f);
+}
+
 static void kept_conversation(void)
 {
 	struct fake *f = start("{\"answers\":[{\"steps\":[\"a\"]}]}");
@@ -595,6 +618,7 @@ static const struct apr_test tests[] = {
 	{ "wait_for_several_wakes_once", wait_for_several_wakes_once, 0 },
 	{ "event_loop_on_the_socket", event_loop_on_the_socket, 0 },
 	{ "socket_mode_and_ring_always", socket_mode_and_ring_always, 0 },
+	{ "case47_gaps_follow_the_steps", case47_gaps_follow_the_steps, 0 },
 	{ "kept_conversation", kept_conversation, 0 },
 	{ "connect_failures", connect_failures, 0 },
 	{ "socket_path_rule", socket_path_rule, KEEPS_HEAP }, /* the environment grows */

@@ -101,7 +101,7 @@ enum apr_param_type {
 	APR_PARAM_JSON_SCHEMA = 7, /* not built yet */
 	APR_PARAM_MASK = 8,        /* not built yet */
 	APR_PARAM_TOOLS = 9,       /* not built yet */
-	APR_PARAM_RESUME = 10,     /* u32[] ids already received */
+	APR_PARAM_RESUME = 10,     /* u32[] ids already received: pos goes on after them, max_tokens counts them */
 	APR_PARAM_TRACE_ID = 11    /* 16 bytes, logged only */
 };
 
@@ -209,7 +209,8 @@ struct apr_cqe {
 	uint16_t flags;
 	uint8_t type;
 	uint8_t text_len; /* bytes of text in u.text; 0 with BLOB: the text is in the blob */
-	uint32_t pos;     /* index in the answer, or the byte offset of what was wrong */
+	uint32_t pos;     /* index in the answer; of an error: the culprit's byte offset in the SQE (below 64),
+			     or 64 + its offset in the parameter list */
 	float logprob;
 	uint16_t sample;
 	uint16_t aux;
