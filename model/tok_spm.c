@@ -84,7 +84,7 @@ static int emit(const struct apr_tokenizer *t, const char *text, uint32_t len, s
 /* A copy of text with ' ' for U+2581, and one in front if asked for. */
 static char *with_spaces(const char *text, size_t len, bool prefix, size_t *out_len)
 {
-	char *copy = malloc(len + 1);
+	char *copy = calloc(len + 1, 1);
 	size_t n = 0, i;
 
 	if (!copy)
