@@ -211,30 +211,30 @@ APR_INLINE void gemm_rows(const enum apr_chain chain, const int R, const struct 
 
 			for (int r = 0; r < R; r++)
 				d[r] = _mm512_setzero_si512();
-#pragma GCC unroll 16
+			APR_UNROLL(16)
 			for (int i = 0; i < pairs; i++) {
 				__m512i w = _mm512_load_si512(t->w[b][h * 8 + i]);
 
-#pragma GCC unroll 8
+				APR_UNROLL(8)
 				for (int r = 0; r < R; r++)
 					d[r] = dot16(d[r], w, _mm512_set1_epi32(load32(x + r * 2)));
 				x += width * 2;
 			}
-#pragma GCC unroll 8
+			APR_UNROLL(8)
 			for (int r = 0; r < R; r++)
 				acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(p, _mm512_set1_ps(s[r])), _mm512_cvtepi32_ps(d[r]), acc[r]);
 		}
 		if (chain == APR_CHAIN_MIN) {
 			__m512 m = _mm512_load_ps(t->m[b][0]);
 
-#pragma GCC unroll 8
+			APR_UNROLL(8)
 			for (int r = 0; r < R; r++)
 				acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(xs[r]), acc[r]);
 		}
 		if (chain == APR_CHAIN_MIN2) {
 			__m512 m0 = _mm512_load_ps(t->m[b][0]), m1 = _mm512_load_ps(t->m[b][1]);
 
-#pragma GCC unroll 8
+			APR_UNROLL(8)
 			for (int r = 0; r < R; r++) {
 				acc[r] = _mm512_fmadd_ps(m0, _mm512_set1_ps(xh0[r]), acc[r]);
 				acc[r] = _mm512_fmadd_ps(m1, _mm512_set1_ps(xh1[r]), acc[r]);
@@ -261,6 +261,10 @@ APR_INLINE void gemm_rows(const enum apr_chain chain, const int R, const struct 
 static void gemm(enum apr_chain chain, const struct apr_tile *t, uint32_t n, const struct apr_act_view *v,
 		 uint32_t group, uint32_t b0, uint32_t n_rows, float (*acc)[16])
 {
+#ifdef APR_ONE_BODY
+	gemm_rows(chain, n_rows > 4 ? 8 : 4, t, n, v, group, b0, acc);
+	return;
+#endif
 	switch (chain) {
 	GEMM_CHAIN(APR_CHAIN_PLAIN)
 	GEMM_CHAIN(APR_CHAIN_MIN)
@@ -279,7 +283,7 @@ APR_INLINE __m512i dot_quads(const apr_u8v q[8], int t0, int t1, const struct ap
 	const int8_t *lo = v->lo + (size_t)r * v->n_in + b * 32, *hi = v->hi + (size_t)r * v->n_in + b * 32;
 	__m512i l = _mm512_set1_epi32(start), h = _mm512_setzero_si512();
 
-#pragma GCC unroll 8
+	APR_UNROLL(8)
 	for (int t = t0; t < t1; t++) {
 		l = _mm512_dpbusd_epi32(l, (__m512i)q[t], _mm512_set1_epi32(load32(lo + 4 * t)));
 		h = _mm512_dpbusd_epi32(h, (__m512i)q[t], _mm512_set1_epi32(load32(hi + 4 * t)));
@@ -289,7 +293,7 @@ APR_INLINE __m512i dot_quads(const apr_u8v q[8], int t0, int t1, const struct ap
 	const int16_t *x = v->q + ((size_t)b * 16 * v->width + r) * 2;
 	__m512i d = _mm512_set1_epi32(start);
 
-#pragma GCC unroll 8
+	APR_UNROLL(8)
 	for (int t = t0; t < t1; t++) {
 		__m512i even = _mm512_and_si512((__m512i)q[t], _mm512_set1_epi16(255));
 
@@ -325,7 +329,7 @@ APR_INLINE void gemv_rows(const uint32_t type, const uint32_t R, const uint8_t *
 			apr_prefetch_block(type, panel, i);
 			apr_unpack_codes(type, panel + l.body + i * l.stride, 0, q);
 			apr_block_factors(type, &s, i, 0, &p, m);
-#pragma GCC unroll 4
+			APR_UNROLL(4)
 			for (uint32_t r = 0; r < R; r++) {
 				size_t at = (size_t)b * v->width + r0 + r, sum_at = (size_t)(r0 + r) * v->blocks + b;
 				int s0 = v->sum[0][sum_at] * -tr.offset, s1 = v->sum[1][sum_at] * -tr.offset;
@@ -418,7 +422,7 @@ APR_INLINE void fma_rows(const int R, const float (*tile)[16], uint32_t n, const
 	for (uint32_t k = 0; k < n; k++) {
 		__m512 w = _mm512_load_ps(tile[k]);
 
-#pragma GCC unroll 8
+		APR_UNROLL(8)
 		for (int r = 0; r < R; r++)
 			acc[r] = _mm512_fmadd_ps(_mm512_set1_ps(x[r][k]), w, acc[r]);
 	}
@@ -451,7 +455,7 @@ static void fma4_f32(const float (*const tile[4])[16], uint32_t n, const float *
 	for (uint32_t k = 0; k < n; k++) {
 		__m512 a = _mm512_set1_ps(x[k]);
 
-#pragma GCC unroll 4
+		APR_UNROLL(4)
 		for (int p = 0; p < 4; p++)
 			acc[p] = _mm512_fmadd_ps(a, _mm512_load_ps(tile[p][k]), acc[p]);
 	}

@@ -112,7 +112,7 @@ APR_INLINE void gemm_rows(const enum apr_chain chain, const int R, const struct 
 				__m256i w0 = _mm256_load_si256((const __m256i *)t->w[b][h * 8 + i]);
 				__m256i w1 = _mm256_load_si256((const __m256i *)t->w[b][h * 8 + i] + 1);
 
-#pragma GCC unroll 4
+				APR_UNROLL(4)
 				for (int r = 0; r < R; r++) {
 					__m256i a = _mm256_set1_epi32(load32(x + r * 2));
 
@@ -120,7 +120,7 @@ APR_INLINE void gemm_rows(const enum apr_chain chain, const int R, const struct 
 					d[r][1] = _mm256_add_epi32(d[r][1], _mm256_madd_epi16(w1, a));
 				}
 			}
-#pragma GCC unroll 4
+			APR_UNROLL(4)
 			for (int r = 0; r < R; r++) {
 				for (int c = 0; c < 2; c++) {
 					__m256 p = _mm256_mul_ps(_mm256_load_ps(t->p[b] + 8 * c), _mm256_set1_ps(v->s[at + r]));
@@ -211,7 +211,7 @@ APR_INLINE void fma_rows(const int R, const float (*tile)[16], uint32_t n, const
 	for (uint32_t k = 0; k < n; k++) {
 		__m256 w0 = _mm256_load_ps(tile[k]), w1 = _mm256_load_ps(tile[k] + 8);
 
-#pragma GCC unroll 4
+		APR_UNROLL(4)
 		for (int r = 0; r < R; r++) {
 			__m256 a = _mm256_set1_ps(x[r][k]);
 
@@ -246,7 +246,7 @@ static void fma4_f32(const float (*const tile[4])[16], uint32_t n, const float *
 	for (uint32_t k = 0; k < n; k++) {
 		__m256 a = _mm256_set1_ps(x[k]);
 
-#pragma GCC unroll 8
+		APR_UNROLL(8)
 		for (int p = 0; p < 8; p++)
 			acc[p] = _mm256_fmadd_ps(a, _mm256_load_ps(tile[p / 2][k] + p % 2 * 8), acc[p]);
 	}

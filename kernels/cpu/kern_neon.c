@@ -106,15 +106,15 @@ APR_INLINE void gemm_rows(const enum apr_chain chain, const int R, const struct 
 				int16x8x2_t a = vld2q_s16(t->w[b][h * 8 + i]), z = vld2q_s16(t->w[b][h * 8 + i] + 16);
 				int16x8_t first[2] = {a.val[0], z.val[0]}, second[2] = {a.val[1], z.val[1]};
 
-#pragma GCC unroll 4
+				APR_UNROLL(4)
 				for (int r = 0; r < R; r++) {
 					mul_add16(d[r], first, x[2 * r]);
 					mul_add16(d[r], second, x[2 * r + 1]);
 				}
 			}
-#pragma GCC unroll 4
+			APR_UNROLL(4)
 			for (int r = 0; r < R; r++) {
-#pragma GCC unroll 4
+				APR_UNROLL(4)
 				for (int c = 0; c < 4; c++) {
 					float32x4_t p = vmulq_n_f32(vld1q_f32(t->p[b] + 4 * c), v->s[at + r]);
 
@@ -202,11 +202,11 @@ APR_INLINE void fma_rows(const int R, const float (*tile)[16], uint32_t n, const
 	for (int i = 0; i < R * 4; i++)
 		acc[i / 4][i % 4] = vld1q_f32(out[i / 4] + i % 4 * 4);
 	for (uint32_t k = 0; k < n; k++) {
-#pragma GCC unroll 4
+		APR_UNROLL(4)
 		for (int c = 0; c < 4; c++) {
 			float32x4_t w = vld1q_f32(tile[k] + 4 * c);
 
-#pragma GCC unroll 4
+			APR_UNROLL(4)
 			for (int r = 0; r < R; r++)
 				acc[r][c] = vfmaq_n_f32(acc[r][c], w, x[r][k]);
 		}
@@ -234,7 +234,7 @@ static void fma4_f32(const float (*const tile[4])[16], uint32_t n, const float *
 	for (int i = 0; i < 16; i++)
 		acc[i] = vld1q_f32(out[i / 4] + i % 4 * 4);
 	for (uint32_t k = 0; k < n; k++) {
-#pragma GCC unroll 16
+		APR_UNROLL(16)
 		for (int i = 0; i < 16; i++)
 			acc[i] = vfmaq_n_f32(acc[i], vld1q_f32(tile[i / 4][k] + i % 4 * 4), x[k]);
 	}

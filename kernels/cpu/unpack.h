@@ -17,7 +17,24 @@
 
 #include "kernels/cpu/kern.h"
 
+/* A sanitizer build gets one body a loop, with the type a variable: instrumenting every
+ * unrolled copy takes the compiler minutes and finds nothing more. */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define APR_ONE_BODY 1
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define APR_ONE_BODY 1
+#endif
+
+#define APR_PRAGMA(text) _Pragma(#text)
+#ifdef APR_ONE_BODY
+#define APR_INLINE static inline
+#define APR_UNROLL(n)
+#else
 #define APR_INLINE static inline __attribute__((always_inline))
+#define APR_UNROLL(n) APR_PRAGMA(GCC unroll n)
+#endif
 #define APR_PARTS (64 / APR_V)
 #define APR_PART_ROWS (APR_V / 4)
 
@@ -34,7 +51,7 @@ APR_INLINE void apr_widen_i8(const uint8_t *src, apr_i32v *out);
 /* one part of each of n × 64 bytes; vector by vector, as a single memcpy would go through the stack */
 APR_INLINE void apr_load_part(apr_u8v *out, const uint8_t *src, int part, int n)
 {
-#pragma GCC unroll 8
+	APR_UNROLL(8)
 	for (int i = 0; i < n; i++)
 		memcpy(&out[i], src + 64 * i + APR_V * part, APR_V);
 }
@@ -60,7 +77,7 @@ APR_INLINE void apr_unpack_codes(uint32_t type, const uint8_t *body, int part, a
 		apr_load_part(two, body + l.two, part, 2);
 	if (l.one >= 0)
 		apr_load_part(&one, body + l.one, part, 1);
-#pragma GCC unroll 8
+	APR_UNROLL(8)
 	for (int t = 0; t < 8; t++) {
 		const int low = l.nib >= 0 ? 4 : l.two >= 0 ? 2 : 0; /* bits below the last plane's */
 
@@ -84,7 +101,7 @@ APR_INLINE void apr_prefetch_block(uint32_t type, const uint8_t *unit, unsigned 
 	const unsigned bytes = (unsigned)l.stride + (apr_type_info(type).block == 32 ? (unsigned)l.body : 0u);
 	const uint8_t *p = unit + l.body + i * (unsigned)l.stride + APR_AHEAD;
 
-#pragma GCC unroll 9
+	APR_UNROLL(9)
 	for (unsigned k = 0; k < bytes; k += 64)
 		__builtin_prefetch(p + k, 0, 3);
 }
@@ -100,7 +117,7 @@ APR_INLINE void apr_unpack_scales6(uint32_t type, const uint8_t *packed, struct 
 {
 	const int k3 = type == APR_TYPE_Q3_K;
 
-#pragma GCC unroll 4
+	APR_UNROLL(4)
 	for (int part = 0; part < APR_PARTS; part++) {
 		apr_u8v in[3], out[4];
 
@@ -123,7 +140,7 @@ APR_INLINE void apr_unpack_scales(uint32_t type, const uint8_t *unit, struct apr
 {
 	const struct apr_panel_layout l = apr_panel_layout(type);
 
-#pragma GCC unroll 4
+	APR_UNROLL(4)
 	for (int part = 0; part < APR_PARTS; part++) {
 		apr_halves(unit + 2 * part * APR_PART_ROWS, &s->d[part]);
 		if (l.m >= 0)
@@ -204,7 +221,7 @@ APR_INLINE void apr_tile_part(uint32_t type, const uint8_t *unit, const struct a
 		memcpy(t->m[b][0] + part * APR_PART_ROWS, &m[0], sizeof p);
 	if (tr.has_min && tr.sub == 16)
 		memcpy(t->m[b][1] + part * APR_PART_ROWS, &m[1], sizeof p);
-#pragma GCC unroll 8
+	APR_UNROLL(8)
 	for (unsigned k = 0; k < 8; k++) {
 		apr_i16v even = (apr_i16v)((apr_u16v)q[k] & 255) - tr.offset, odd = (apr_i16v)((apr_u16v)q[k] >> 8) - tr.offset;
 
@@ -232,7 +249,7 @@ APR_INLINE void apr_unpack_tile(uint32_t type, const uint8_t *panel, uint32_t b0
 		apr_unpack_scales(type, unit, &s);
 		for (unsigned i = 0; i < per_unit && b + i < n; i++) {
 			apr_prefetch_block(type, unit, i);
-#pragma GCC unroll 4
+			APR_UNROLL(4)
 			for (int part = 0; part < APR_PARTS; part++)
 				apr_tile_part(type, unit, &s, i, part, t, b + i);
 		}
@@ -250,7 +267,7 @@ APR_INLINE void apr_floats_part(uint32_t type, const uint8_t *unit, const struct
 
 	apr_unpack_codes(type, unit + l.body + i * (unsigned)l.stride, part, q);
 	apr_block_factors(type, s, i, part, &p, m);
-#pragma GCC unroll 32
+	APR_UNROLL(32)
 	for (unsigned e = 0; e < 32; e++) {
 		apr_i32v w = (((apr_i32v)q[e / 4] >> (e % 4 * 8)) & 255) - tr.offset;
 		apr_f32v f;
@@ -286,6 +303,9 @@ APR_INLINE void apr_unpack_floats(uint32_t type, const uint8_t *panel, uint32_t 
 }
 
 /* One call a quantised type, each with the type a constant: F(type, arguments) */
+#ifdef APR_ONE_BODY
+#define APR_EACH_TYPE(type, F, ...) F(type, __VA_ARGS__)
+#else
 #define APR_EACH_TYPE(type, F, ...) \
 	do { \
 		switch (type) { \
@@ -302,5 +322,6 @@ APR_INLINE void apr_unpack_floats(uint32_t type, const uint8_t *panel, uint32_t 
 		default: break; \
 		} \
 	} while (0)
+#endif
 
 #endif
