@@ -71,12 +71,12 @@ TESTS := $(sort $(wildcard tests/*/test_*.c))
 BENCHES := $(wildcard bench/bench_*.c)
 EXAMPLES := $(wildcard examples/*.c)
 
-PKGS := jansson liburing libpcre2-8 libutf8proc libconfuse libseccomp
+PKGS := jansson liburing libutf8proc libconfuse libseccomp
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 # libbsd's overlay (strlcpy and friends from the usual headers): daemon and aprctl alone,
 # since libaprclient stands on libc
 BSD_CFLAGS := $(shell pkg-config --cflags libbsd-overlay 2>/dev/null)
-MODEL_LIBS := -lpcre2-8 -lutf8proc
+MODEL_LIBS := -lutf8proc
 DAEMON_LIBS := $(MODEL_LIBS) -ljansson -luring -lbsd -lconfuse -lseccomp -ldl -lm
 CTL_LIBS := -ljansson -lbsd -lm
 

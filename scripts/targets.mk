@@ -55,7 +55,7 @@ install: all
 	install -m 644 $(wildcard shm/include/apr/*.h client/include/apr/*.h) $(DESTDIR)$(INCLUDEDIR)/apr/
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|; s|@VERSION@|$(VERSION)|' client/libaprclient.pc.in \
 		>$(DESTDIR)$(LIBDIR)/pkgconfig/libaprclient.pc
-	for page in man/*.[1-9]; do s=$${page##*.}; install -d $(DESTDIR)$(MANDIR)/man$$s; install -m 644 $$page $(DESTDIR)$(MANDIR)/man$$s/; done
+	for page in man/*.[1-9]; do s=$${page##*.}; install -d $(DESTDIR)$(MANDIR)/man$$s; cp -P $$page $(DESTDIR)$(MANDIR)/man$$s/; done
 uninstall:
 	rm -f $(DESTDIR)$(SBINDIR)/aprd $(DESTDIR)$(BINDIR)/aprctl $(DESTDIR)$(BINDIR)/apr-fake-daemon
 	rm -f $(DESTDIR)$(LIBDIR)/libaprclient* $(DESTDIR)$(LIBDIR)/pkgconfig/libaprclient.pc
