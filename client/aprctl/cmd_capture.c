@@ -116,7 +116,8 @@ int cmd_capture(struct ctl *c)
 		return ctl_usage(c, "give FILE and, after --, a verb or a program to run");
 	if (apr_socket_path(c->socket, daemon, sizeof(daemon)) < 0)
 		return ctl_fail(c, "the socket's path is too long");
-	snprintf(dir, sizeof(dir), "%.50s/aprctl.XXXXXX", tmp && *tmp ? tmp : "/tmp");
+	if (snprintf(dir, sizeof(dir), "%s/aprctl.XXXXXX", tmp && *tmp ? tmp : "/tmp") >= (int)sizeof(dir))
+		return ctl_fail(c, "TMPDIR is too long for a socket's path");
 	if (!mkdtemp(dir))
 		return ctl_fail(c, "%s: %s", dir, strerror(errno));
 	snprintf(path, sizeof(path), "%s/aprd.sock", dir);

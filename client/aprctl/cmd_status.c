@@ -176,7 +176,7 @@ static void print_memory(const struct ctl *c, json_t *memory)
 	free(rows);
 }
 
-/* The sessions that have had most tokens; aprctl itself, which asks, is left out. */
+/* The sessions that have had most tokens; the admin socket, over which this is asked, is none. */
 static void print_sessions(const struct ctl *c, json_t *rows)
 {
 	size_t n = json_array_size(rows), shown = 0, others = 0, i;
@@ -229,7 +229,8 @@ static void print_status(const struct ctl *c, json_t *j)
 		printf("%spolling%s  poll_us %d, spin_us %d: %s\n", ctl_bold(c), ctl_plain(c), (int)num(p, "poll_us"),
 		       (int)num(p, "spin_us"), str(p, "why"));
 	if (json_is_object(loop))
-		printf("%sloop%s     %s: %s\n", ctl_bold(c), ctl_plain(c), str(loop, "name"), str(loop, "why"));
+		printf("%sloop%s     %s%s%s\n", ctl_bold(c), ctl_plain(c), str(loop, "name"), *str(loop, "why") ? ": " : "",
+		       str(loop, "why"));
 }
 
 int cmd_status(struct ctl *c)
