@@ -472,8 +472,10 @@ static int cpu_load(struct apr_backend_ctx *c, const struct apr_backend_load *in
 	b->sizes = *in->sizes;
 	b->math = l.math;
 	b->layers = calloc(in->model->n_layers, sizeof *b->layers);
-	rc = b->layers ? apr_panels_open(&b->panels, &ask, err, errlen) : apr_engine_fail(-ENOMEM, err, errlen, "out of memory");
-	if (rc) {
+	rc = b->layers ? apr_panels_open(&b->panels, &ask, err, errlen) : -ENOMEM;
+	if (rc || !b->layers) {
+		if (!b->layers)
+			apr_engine_fail(rc, err, errlen, "out of memory");
 		cpu_unload(b);
 		return rc;
 	}

@@ -19,16 +19,15 @@
 #include "engine/sampling.h"
 #include "kernels/cpu/pool.h"
 
-int apr_engine_fail(int rc, char *err, size_t errlen, const char *fmt, ...)
+void apr_engine_say(char *err, size_t errlen, const char *fmt, ...)
 {
 	va_list ap;
 
-	if (err && errlen) {
-		va_start(ap, fmt);
-		vsnprintf(err, errlen, fmt, ap);
-		va_end(ap);
-	}
-	return rc;
+	if (!err || !errlen)
+		return;
+	va_start(ap, fmt);
+	vsnprintf(err, errlen, fmt, ap);
+	va_end(ap);
 }
 
 void apr_engine_log(const struct apr_engine *e, enum apr_log_level level, const char *fmt, ...)

@@ -74,7 +74,7 @@ static int find_ropes(struct apr_forward *f, char *err, size_t errlen)
 		const struct apr_layer *la = &m->layers[l];
 
 		for (i = 0; i < f->n_ropes; i++)
-			if (memcmp(&f->rope[i].base, &la->rope_base, sizeof la->rope_base) == 0 && f->rope[i].scaled == la->rope_scaled)
+			if (f->rope[i].base == la->rope_base && f->rope[i].scaled == la->rope_scaled)
 				break;
 		if (i == f->n_ropes) {
 			if (i == APR_MAX_ROPE_TABLES)
@@ -126,10 +126,11 @@ int apr_forward_init(struct apr_forward *f, const struct apr_model *m, struct ap
 	f->sizes = s;
 	f->kv = calloc(m->n_layers, sizeof *f->kv);
 	f->rope_of = calloc(m->n_layers, sizeof *f->rope_of);
-	if (!f->kv || !f->rope_of)
-		rc = apr_engine_fail(-ENOMEM, err, errlen, "out of memory");
-	else
-		rc = find_ropes(f, err, errlen);
+	if (!f->kv || !f->rope_of) {
+		apr_forward_free(f);
+		return apr_engine_fail(-ENOMEM, err, errlen, "out of memory");
+	}
+	rc = find_ropes(f, err, errlen);
 	if (!rc)
 		rc = find_groups(f, s, err, errlen);
 	if (rc)

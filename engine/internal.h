@@ -112,7 +112,12 @@ void apr_seen_remove(struct apr_seen_set *s, uint32_t id, bool output);
 
 __attribute__((format(printf, 3, 4))) void apr_engine_log(const struct apr_engine *e, enum apr_log_level level,
                                                           const char *fmt, ...);
-/* Fills err (which may be NULL) and returns rc. */
-__attribute__((format(printf, 4, 5))) int apr_engine_fail(int rc, char *err, size_t errlen, const char *fmt, ...);
+__attribute__((format(printf, 3, 4))) void apr_engine_say(char *err, size_t errlen, const char *fmt, ...);
+static inline int apr_engine_rc(int rc)
+{
+	return rc;
+}
+/* Fills err (which may be NULL) and is rc. A macro, so that whoever analyses a caller sees which rc that is. */
+#define apr_engine_fail(rc, err, errlen, ...) (apr_engine_say(err, errlen, __VA_ARGS__), apr_engine_rc(rc))
 
 #endif

@@ -74,7 +74,7 @@ static int pool_init(struct pool *p, uint32_t n)
 {
 	uint32_t i;
 
-	p->page = calloc(n, sizeof *p->page);
+	p->page = calloc(n ? n : 1, sizeof *p->page);
 	if (!p->page)
 		return -ENOMEM;
 	p->n = p->n_free = n;
@@ -96,7 +96,7 @@ static uint32_t nodes_for(const struct apr_sizes *s)
 		if (s->group[g].n_pages > most)
 			most = s->group[g].n_pages;
 	/* One for each page of the largest group, and as many again: window groups leave nodes without pages behind. */
-	return most <= UINT32_MAX / 4 ? 2 * most : most;
+	return most <= UINT32_MAX / 4 ? 2 * most + 1 : most;
 }
 
 static uint32_t buckets_for(uint32_t nodes)
@@ -113,7 +113,7 @@ static int nodes_init(struct apr_kv *kv, uint32_t n)
 	uint32_t buckets = buckets_for(n), i;
 
 	kv->node = calloc(n, sizeof *kv->node);
-	kv->node_page = malloc((size_t)n * kv->n_groups * sizeof *kv->node_page);
+	kv->node_page = calloc((size_t)n * kv->n_groups + 1, sizeof *kv->node_page);
 	kv->bucket = malloc((size_t)buckets * sizeof *kv->bucket);
 	if (!kv->node || !kv->node_page || !kv->bucket)
 		return -ENOMEM;
@@ -188,7 +188,10 @@ int apr_kv_seq_init(struct apr_kv *kv, struct apr_kv_seq *s)
 	for (g = 0; g < kv->n_groups; g++) {
 		s->page[g] = malloc((size_t)kv->max_pages_seq * sizeof *s->page[g]);
 		if (!s->page[g]) {
-			apr_kv_seq_fini(kv, s);
+			while (g-- > 0) {
+				free(s->page[g]);
+				s->page[g] = NULL;
+			}
 			return -ENOMEM;
 		}
 		memset(s->page[g], 0xff, (size_t)kv->max_pages_seq * sizeof *s->page[g]);

@@ -94,8 +94,10 @@ static int lay_out(struct apr_panels *p, const struct apr_model *m, char *err, s
 	p->n = list_weights(m, w);
 	p->item = calloc(p->n, sizeof *p->item);
 	p->mat = calloc(p->n, sizeof *p->mat);
-	if (!p->item || !p->mat)
-		rc = apr_engine_fail(-ENOMEM, err, errlen, "out of memory for the weights' table");
+	if (!p->item || !p->mat) {
+		free(w);
+		return apr_engine_fail(-ENOMEM, err, errlen, "out of memory for the weights' table");
+	}
 	for (i = 0; i < p->n && !rc; i++) {
 		struct item *it = &p->item[i];
 
