@@ -28,7 +28,8 @@ extern char **environ;
 struct cli {
 	const char *socket; /* put behind -s; NULL = none */
 	const char *input;  /* standard input's content; NULL = /dev/null */
-	int signal_after_ms, signal; /* sends it this once that long has passed */
+	int signal; /* sends it this once: when it has printed something, or `busy` has a request */
+	const struct fake *busy;
 	int status;         /* exit status; 128 + signal */
 	char out[262144], err[8192];
 	size_t out_len;
@@ -63,7 +64,7 @@ static inline int cli_run_program(struct cli *c, const char *program, const char
 {
 	char path[4096];
 	const char *argv[48] = {path};
-	int out[2], err[2], in = cli_input_fd(c->input), n = 1, waited = 0, status = 0, open_pipes = 2;
+	int out[2], err[2], in = cli_input_fd(c->input), n = 1, status = 0, open_pipes = 2;
 	size_t err_len = 0;
 	posix_spawn_file_actions_t fa;
 	pid_t pid = -1;
@@ -92,10 +93,9 @@ static inline int cli_run_program(struct cli *c, const char *program, const char
 		struct pollfd p[2] = {{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
 
 		poll(p, 2, 10);
-		waited += 10;
-		if (c->signal_after_ms && waited >= c->signal_after_ms) {
+		if (c->signal && (c->busy ? fake_requests(c->busy) > 0 : c->out_len > 0)) {
 			kill(pid, c->signal);
-			c->signal_after_ms = 0;
+			c->signal = 0;
 		}
 		if (p[0].revents & POLLIN)
 			cli_slurp_pipe(out[0], c->out, sizeof(c->out), &c->out_len);
