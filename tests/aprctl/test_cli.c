@@ -555,7 +555,7 @@ static void real_model(void)
 	CU_ASSERT_EQUAL(strncmp(c.out, first, strlen(first)), 0);
 	c.signal = SIGINT;
 	CU_ASSERT_EQUAL(CLI(&c, "generate", "--ignore-eos", "-n", "4294967295", "Once upon a time"), 130);
-	CU_ASSERT(c.out_len > 10);
+	CU_ASSERT(c.out_len > 1); /* a first piece and the newline at least */
 	CU_ASSERT_EQUAL(test_aprd_stop(&d), 0);
 }
 
