@@ -130,7 +130,7 @@ void apr_codes_float(uint32_t type, const struct apr_codes *c, float *out)
 	unsigned n = apr_type_info(type).block;
 	float d = apr_f16_float(c->d), m = apr_f16_float(c->m);
 
-	for (unsigned k = 0; k < n; k++) {
+	for (unsigned k = 0; k < n && t.sub; k++) {
 		unsigned s = k / t.sub;
 		float scale = d * (float)apr_codes_scale(t, c, s), min = t.has_min == 2 ? -(m * (float)c->mn[s]) : m;
 		float w = scale * (float)((int)c->q[k] - t.offset);

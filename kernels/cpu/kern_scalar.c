@@ -73,7 +73,7 @@ static void quantise(const struct apr_act_view *v, const float *x, size_t ldx, u
 static void unpack(uint32_t type, const uint8_t *panel, uint32_t b0, uint32_t n, struct apr_tile *t)
 {
 	struct apr_quant_traits q = apr_quant_traits(type);
-	unsigned per_unit = apr_type_info(type).block / 32u;
+	unsigned per_unit = apr_type_info(type).block == 256 ? 8 : 1;
 
 	for (uint32_t b = 0; b < n; b++) {
 		const uint8_t *unit = panel + (size_t)((b0 + b) / per_unit) * apr_panel_unit_bytes(type);
@@ -163,8 +163,8 @@ static void unpack_f32(uint32_t type, const uint8_t *panel, uint32_t k0, uint32_
 {
 	struct apr_type_info info = apr_type_info(type);
 
-	for (uint32_t k = 0; k < n; k += info.block) {
-		const uint8_t *unit = panel + (size_t)((k0 + k) / info.block) * apr_panel_unit_bytes(type);
+	for (uint32_t k = 0; k < n && info.block; k += info.block) {
+		const uint8_t *unit = panel + (size_t)apr_panel_units(type, k0 + k) * apr_panel_unit_bytes(type);
 
 		if (info.block == 1) {
 			apr_dequant_row(type, unit, 16, tile[k]);

@@ -152,7 +152,7 @@ static struct spot spot_of(const struct job *j, uint32_t panel)
 static const uint8_t *panel_at(const struct apr_linear *w, uint32_t panel)
 {
 	return (const uint8_t *)w->panels +
-	       (size_t)panel * (w->n_in / apr_type_info(w->type).block) * apr_panel_unit_bytes(w->type);
+	       (size_t)panel * apr_panel_units(w->type, w->n_in) * apr_panel_unit_bytes(w->type);
 }
 
 static void store(const struct job *j, struct spot s, uint32_t row, uint32_t n, float (*acc)[16])
@@ -192,10 +192,10 @@ static void panel_int16(const struct job *j, struct spot s, uint32_t row, uint32
 		uint32_t nb = j->v.blocks - b < APR_SLAB ? j->v.blocks - b : APR_SLAB;
 
 		j->kern->unpack(w->type, panel, b, nb, &tile);
-		for (uint32_t r = 0; r < n; r += j->v.width) {
-			uint32_t nr = n - r < j->v.width ? n - r : j->v.width;
+		for (uint32_t r = 0; r < n; r += APR_GROUP) {
+			uint32_t nr = n - r < APR_GROUP ? n - r : APR_GROUP;
 
-			j->kern->gemm(chain, &tile, nb, &j->v, (row + r) / j->v.width, b, nr, acc + r);
+			j->kern->gemm(chain, &tile, nb, &j->v, (row + r) / APR_GROUP, b, nr, acc + r);
 		}
 	}
 	store(j, s, row, n, acc);

@@ -158,7 +158,7 @@ static void pack_panel(void *arg, uint32_t panel, unsigned worker)
 {
 	const struct pack *p = arg;
 	struct apr_type_info info = apr_type_info(p->type);
-	size_t units = p->n_in / info.block, unit_bytes = apr_panel_unit_bytes(p->type), row_bytes = units * info.block_bytes;
+	size_t units = apr_panel_units(p->type, p->n_in), unit_bytes = apr_panel_unit_bytes(p->type), row_bytes = units * info.block_bytes;
 	uint8_t *dst = p->dst + panel * units * unit_bytes;
 	uint32_t first = panel * APR_PANEL_ROWS, rows = p->n_out - first < APR_PANEL_ROWS ? p->n_out - first : APR_PANEL_ROWS;
 
@@ -193,7 +193,7 @@ int apr_panel_pack(struct apr_pool *pool, uint32_t type, const void *src, uint32
 void apr_panel_row(const struct apr_linear *w, uint32_t row, float *out)
 {
 	struct apr_type_info info = apr_type_info(w->type);
-	size_t units = w->n_in / info.block, unit_bytes = apr_panel_unit_bytes(w->type);
+	size_t units = apr_panel_units(w->type, w->n_in), unit_bytes = apr_panel_unit_bytes(w->type);
 	const uint8_t *panel = (const uint8_t *)w->panels + row / APR_PANEL_ROWS * units * unit_bytes;
 	unsigned r = row % APR_PANEL_ROWS;
 

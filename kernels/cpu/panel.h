@@ -63,6 +63,14 @@ static inline uint32_t apr_panel_unit_bytes(uint32_t type)
 	return APR_PANEL_ROWS * apr_type_info(type).block_bytes;
 }
 
+/* units that n elements of a row take; 0 for an unknown type */
+static inline uint32_t apr_panel_units(uint32_t type, uint32_t n)
+{
+	uint32_t block = apr_type_info(type).block;
+
+	return block ? n / block : 0;
+}
+
 /* One row of a quantised unit, code by code. */
 void apr_panel_get(uint32_t type, const uint8_t *unit, unsigned row, struct apr_codes *out);
 
