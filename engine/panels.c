@@ -286,6 +286,7 @@ static int make_file(struct apr_panels *p, const char *path, const struct file_h
 
 	if ((size_t)snprintf(tmp, sizeof tmp, "%s.%ld.new", path, (long)getpid()) >= sizeof tmp)
 		return -ENAMETOOLONG;
+	(void)unlink(tmp); /* of an earlier process of this number that died here */
 	fd = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return -errno;

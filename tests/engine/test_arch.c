@@ -178,7 +178,7 @@ static void windows(void)
 	size_t i;
 
 	for (i = 0; i < sizeof window / sizeof *window; i++) {
-		struct tiny_spec spec = {.arch = "gemma3", .n_layers = 4, .pattern = 2, .window = window[i]};
+		struct tiny_spec spec = {.arch = "gemma3", .n_layers = 4, .pattern = 2, .window = window[i], .n_embd = 64, .n_ff = 96};
 
 		CU_ASSERT(error_of(apr_test_tiny_model(&spec), "f32", 150) < 1e-4);
 	}
@@ -237,7 +237,8 @@ static void case29_rope_in_the_forward_pass(void)
 
 	for (a = 0; a < 4; a++)
 		for (c = 0; c < sizeof rope_cases / sizeof *rope_cases; c++) {
-			struct tiny_spec spec = {.arch = archs[a], .n_layers = 2, .pattern = 2, .rope_scaling = rope_cases[c].scaling,
+			struct tiny_spec spec = {.arch = archs[a], .n_layers = 2, .pattern = 2, .n_embd = 64, .n_ff = 64,
+			                         .n_heads = 2, .n_kv_heads = 1, .rope_scaling = rope_cases[c].scaling,
 			                         .rope_freqs = rope_cases[c].freqs, .n_rot = rope_cases[c].n_rot};
 			double d = error_of(apr_test_tiny_model(&spec), "f32", 210);
 
@@ -301,6 +302,45 @@ static void case28_kv_heads_by_layer(void)
 	CU_ASSERT(error_of(mixed_kv("gemma3"), "f32", 150) < 1e-4);
 }
 
+/* One value for all layers, or the same value once a layer: equal bits. */
+static void case28_equal_forms(void)
+{
+	static const uint32_t heads[3] = {2, 2, 2};
+	static const uint8_t local[3] = {1, 0, 1}; /* what a pattern of 2 means */
+	struct tiny_spec spec = {.arch = "gemma3", .n_layers = 3, .pattern = 2, .window = 20};
+	struct apr_engine_config cfg = drive_config(NULL, 512, 2);
+	struct drive_job job[2];
+	uint32_t ids[N], form, i;
+
+	fill_ids(ids, N);
+	for (form = 0; form < 2; form++) {
+		struct gguf_writer *w = apr_test_tiny_model(&spec);
+		struct apr_engine *e;
+		struct apr_loaded *m;
+		char err[256] = "";
+
+		if (form) {
+			gw_drop(w, "gemma3.attention.head_count_kv");
+			gw_drop(w, "gemma3.attention.sliding_window_pattern");
+			gw_arr(w, "gemma3.attention.head_count_kv", GW_U32, heads, 3);
+			gw_arr(w, "gemma3.attention.sliding_window_pattern", GW_BOOL, local, 3);
+		}
+		job[form] = (struct drive_job){.p = {.kind = APR_SEQ_SCORE, .ids = ids, .n_ids = N}};
+		if (drive_open(&cfg, write_file(w), &e, &m, err, sizeof err)) {
+			printf("\n  %s", err);
+			CU_FAIL_FATAL("open");
+			return;
+		}
+		CU_ASSERT_EQUAL(m->sizes.n_groups, 2);
+		CU_ASSERT(drive_run(m, e, &job[form], 1) > 0);
+		drive_close(e, m);
+	}
+	CU_ASSERT_EQUAL_FATAL(job[0].n_tok, job[1].n_tok);
+	for (i = 0; i < job[0].n_tok; i++)
+		CU_ASSERT_EQUAL(memcmp(&job[0].tok[i].logprob, &job[1].tok[i].logprob, sizeof(float)), 0);
+	drive_done(job, 2);
+}
+
 static void softcaps_and_biases(void)
 {
 	struct tiny_spec spec = {.arch = "gemma3", .n_layers = 2, .pattern = 2};
@@ -351,6 +391,7 @@ static const struct apr_test tests[] = {
 	{"case29_rope_tables", case29_rope_tables, 0},
 	{"case29_rope_in_the_forward_pass", case29_rope_in_the_forward_pass, 0},
 	{"case28_kv_heads_by_layer", case28_kv_heads_by_layer, 0},
+	{"case28_equal_forms", case28_equal_forms, 0},
 	{"softcaps_and_biases", softcaps_and_biases, 0},
 	{"planted_channels", planted_channels, 0},
 };

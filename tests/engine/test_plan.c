@@ -19,17 +19,9 @@
 #include "tests/support/drive.h"
 #include "tests/support/gguf_writer.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-
 /* ---- counting allocations ---------------------------------------------------------- */
 
-#ifndef SANITIZED
+#if !DRIVE_SANITIZED
 static _Atomic bool counting;
 static _Atomic uint32_t allocations;
 
@@ -411,7 +403,7 @@ static void no_cache_folder_is_said(void)
 
 /* ---- steps ------------------------------------------------------------------------- */
 
-#ifdef SANITIZED
+#if DRIVE_SANITIZED
 static void no_step_allocates(void)
 {
 	SKIP("a sanitizer owns malloc");

@@ -11,6 +11,18 @@
 
 #include "engine/engine.h"
 
+/* Set in a sanitizer build, where minutes matter and malloc is not ours. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DRIVE_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define DRIVE_SANITIZED 1
+#endif
+#endif
+#ifndef DRIVE_SANITIZED
+#define DRIVE_SANITIZED 0
+#endif
+
 struct drive_token {
 	uint32_t index, id;
 	float logprob;
