@@ -31,12 +31,18 @@ struct attn_args {
 	bool pdl;
 };
 
-/* A score in units of log2: s is q · k times 1 / unit, a power of two */
+/* A score in units of log2: s is q · k times 1 / unit, a power of two. factor: attn_factor of the row. */
+DEV float attn_factor(const attn_args &a, float unit)
+{
+	return a.softcap != 0.0f ? unit * a.scale / a.softcap : unit * a.scale * APR_LOG2E;
+}
+template <bool CAP> DEV float attn_score_as(const attn_args &a, float s, float factor)
+{
+	return CAP ? a.softcap * apr_tanh(s * factor) * APR_LOG2E : s * factor;
+}
 DEV float attn_score(const attn_args &a, float s, float unit)
 {
-	if (a.softcap != 0.0f)
-		return a.softcap * apr_tanh(s * unit * a.scale / a.softcap) * APR_LOG2E;
-	return s * (unit * a.scale * APR_LOG2E);
+	return a.softcap != 0.0f ? attn_score_as<true>(a, s, attn_factor(a, unit)) : attn_score_as<false>(a, s, attn_factor(a, unit));
 }
 /* First key that the row at pos sees */
 DEV uint32_t attn_first(uint32_t pos, uint32_t window)

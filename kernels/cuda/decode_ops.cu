@@ -99,7 +99,7 @@ static int run(const apr_cuda_launch *l, proj_call *c)
 static void set_norm(proj_args *a, const float *x, const float *y, float *x_out, const apr_norm &post, const apr_norm &norm,
                      uint32_t n)
 {
-	a->norm = {x, y, x_out, {post.w, post.eps}, {norm.w, norm.eps}, n};
+	a->norm = {x, y, x_out, {post.w, post.eps}, {norm.w, norm.eps}, n, NULL};
 	a->k = n;
 }
 

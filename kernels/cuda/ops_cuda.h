@@ -173,7 +173,7 @@ struct apr_cuda_top { /* best of the raw logits, descending, ties to the lowest 
 	uint32_t id[20];
 	float logprob[20];
 };
-#define APR_CUDA_MAX_VOCAB 395000u
+#define APR_CUDA_MAX_VOCAB 360000u
 /* logits: l->bucket rows of n_vocab (ld floats apart). Rows at or past *n_draws are not looked at. records, tops: one a
  * row, device memory or registered host memory; tops may be NULL where no draw has n_top. step: read on the device. The
  * same token as apr_sample, bit for bit, from the same logits. -ENOTSUP: n_vocab above APR_CUDA_MAX_VOCAB. */

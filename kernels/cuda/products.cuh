@@ -33,28 +33,37 @@
 /* Activations as a warp reads them. NTM 0: one column, shared memory; else NTM tiles of eight, global memory. */
 template <int NTM> struct Acts {
 	static const int NT = NTM ? NTM : 1;
-	uint32_t smem;
+	uint32_t smem, tile_stride;
 	const uint8_t *gmem;
-	size_t tile_stride;
 
-	__device__ __forceinline__ uint4 group(int n, uint32_t k32) const /* k32: k / 32 */
+	struct place { /* of a 32-group; the groups after it in its 256 follow at constant distances */
+		uint32_t smem;
+		const uint8_t *gmem[NT];
+	};
+	__device__ __forceinline__ place at(uint32_t k32, uint32_t one, uint32_t eight) const
 	{
-		if (NTM == 0)
-			return lds128(smem + (k32 >> 3) * X_ONE_F16 + (k32 & 7) * 64);
-		return *(const uint4 *)(gmem + n * tile_stride + (size_t)(k32 >> 3) * X_EIGHT_F16 + (k32 & 7) * 512);
+		place p;
+
+		if (NTM == 0) {
+			p.smem = smem + (k32 >> 3) * one + (k32 & 7) * 64;
+			return p;
+		}
+		p.gmem[0] = gmem + (k32 >> 3) * eight + (k32 & 7) * 512;
+#pragma unroll
+		for (int n = 1; n < NT; n++)
+			p.gmem[n] = p.gmem[n - 1] + tile_stride;
+		return p;
 	}
-	__device__ __forceinline__ uint4 sums(int n, uint32_t k256) const
+	__device__ __forceinline__ place f16(uint32_t k32) const { return at(k32, X_ONE_F16, X_EIGHT_F16); }
+	__device__ __forceinline__ place bf16(uint32_t k32) const { return at(k32, X_ONE_BF16, X_EIGHT_BF16); }
+	static __device__ __forceinline__ uint4 read(const place &p, int n, uint32_t one, uint32_t eight)
 	{
-		if (NTM == 0)
-			return lds128(smem + k256 * X_ONE_F16 + 512);
-		return *(const uint4 *)(gmem + n * tile_stride + (size_t)k256 * X_EIGHT_F16 + 4096);
+		return NTM == 0 ? lds128(p.smem + one) : *(const uint4 *)(p.gmem[n] + eight);
 	}
-	__device__ __forceinline__ uint4 bf16(int n, uint32_t k32, int low) const
-	{
-		if (NTM == 0)
-			return lds128(smem + (k32 >> 3) * X_ONE_BF16 + low * 512 + (k32 & 7) * 64);
-		return *(const uint4 *)(gmem + n * tile_stride + (size_t)(k32 >> 3) * X_EIGHT_BF16 + low * 4096 + (k32 & 7) * 512);
-	}
+	/* Group gi after the place; the sums of the 256 that begin at the place; a low part of BF16 */
+	static __device__ __forceinline__ uint4 group(const place &p, int n, int gi) { return read(p, n, gi * 64, gi * 512); }
+	static __device__ __forceinline__ uint4 sums(const place &p, int n) { return read(p, n, 512, 4096); }
+	static __device__ __forceinline__ uint4 low(const place &p, int n, int gi) { return read(p, n, 512 + gi * 64, 4096 + gi * 512); }
 };
 
 /* ---- bits to FP16 -------------------------------------------------------------------- */
@@ -150,6 +159,7 @@ template <> struct Stage<APR_TILE_Q4_K> {
 		const int NT = Acts<NTM>::NT;
 		const float zero[4] = {0, 0, 0, 0};
 		uint32_t lo0[2], hi0[2], lo1[2], hi1[2];
+		const typename Acts<NTM>::place at = x.f16(k >> 5);
 		float blk[2][NT][4];
 		uint4 xv[NT];
 
@@ -165,7 +175,7 @@ template <> struct Stage<APR_TILE_Q4_K> {
 		for (int gi = 0; gi < 8; gi++) {
 #pragma unroll
 			for (int n = 0; n < NT; n++)
-				xv[n] = x.group(n, (k >> 5) + gi);
+				xv[n] = x.group(at, n, gi);
 #pragma unroll
 			for (int r = 0; r < 2; r++) {
 				const uint4 &qq = q[r][gi >> 1];
@@ -184,10 +194,10 @@ template <> struct Stage<APR_TILE_Q4_K> {
 				}
 			}
 		}
-		finish<NTM>(x, k, lane, lo0, hi0, lo1, hi1, blk, acc);
+		finish<NTM>(at, lane, lo0, hi0, lo1, hi1, blk, acc);
 	}
 	/* acc += d · (blk - 256 · Σ scale · offset sum) - dmin · Σ min · sum: one product each over the eight groups */
-	template <int NTM> __device__ __forceinline__ void finish(const Acts<NTM> &x, uint32_t k, int lane, const uint32_t *lo0,
+	template <int NTM> __device__ __forceinline__ void finish(const typename Acts<NTM>::place &at, int lane, const uint32_t *lo0,
 	                                                          const uint32_t *hi0, const uint32_t *lo1, const uint32_t *hi1,
 	                                                          float (*blk)[Acts<NTM>::NT][4],
 	                                                          float (*acc)[Acts<NTM>::NT][4]) const
@@ -208,7 +218,7 @@ template <> struct Stage<APR_TILE_Q4_K> {
 			mn[1] = mn[3] = hsub2_const(__byte_perm(mins(s1[r], upper), 0x64646464u, sel), 1024.0f);
 #pragma unroll
 			for (int n = 0; n < NT; n++) {
-				uint4 xs = x.sums(n, k >> 8);
+				uint4 xs = Acts<NTM>::sums(at, n);
 				float o[4], m[4];
 
 				mma_f16(o, sc, xs.z, xs.w, zero);
@@ -247,6 +257,7 @@ template <> struct Stage<APR_TILE_Q6_K> { /* one row tile at a time: two do not 
 	{
 		const int NT = Acts<NTM>::NT;
 		const float zero[4] = {0, 0, 0, 0};
+		const typename Acts<NTM>::place at = x.f16(k >> 5);
 		float blk[NT][4];
 		uint4 xv[NT];
 
@@ -259,7 +270,7 @@ template <> struct Stage<APR_TILE_Q6_K> { /* one row tile at a time: two do not 
 
 #pragma unroll
 			for (int n = 0; n < NT; n++)
-				xv[n] = x.group(n, (k >> 5) + gi);
+				xv[n] = x.group(at, n, gi);
 #pragma unroll
 			for (int h = 0; h < 2; h++) {
 				uint32_t a[4], w = h ? w1 : w0;
@@ -327,11 +338,13 @@ template <> struct Stage<APR_TILE_Q8_0> {
 #pragma unroll
 		for (int i = 0; i < 2; i++)
 			if (i < n) {
+				const typename Acts<NTM>::place at = x.f16((k >> 5) + i * 2);
+
 #pragma unroll
 				for (int gi = 0; gi < 2; gi++) {
 #pragma unroll
 					for (int c = 0; c < NT; c++)
-						xv[c] = x.group(c, (k >> 5) + i * 2 + gi);
+						xv[c] = x.group(at, c, gi);
 #pragma unroll
 					for (int r = 0; r < 2; r++) {
 						const uint4 &w = q[i][r][gi];
@@ -374,11 +387,13 @@ template <> struct Stage<APR_TILE_Q4_1> {
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			if (i < n) {
+				const typename Acts<NTM>::place at = x.f16((k >> 5) + i * 2);
+
 #pragma unroll
 				for (int gi = 0; gi < 2; gi++) {
 #pragma unroll
 					for (int c = 0; c < NT; c++)
-						xv[c] = x.group(c, (k >> 5) + i * 2 + gi);
+						xv[c] = x.group(at, c, gi);
 #pragma unroll
 					for (int r = 0; r < 2; r++) {
 						uint32_t w0 = gi ? q[i][r].z : q[i][r].x, w1 = gi ? q[i][r].w : q[i][r].y;
@@ -395,6 +410,7 @@ template <> struct Stage<APR_TILE_Q4_1> {
 	                                                            float (*acc)[Acts<NTM>::NT][4]) const
 	{
 		const bool mine = (lane & 3) == (k >> 6 & 3);
+		const typename Acts<NTM>::place at = x.f16(k >> 5 & ~7u);
 
 #pragma unroll
 		for (int r = 0; r < 2; r++) {
@@ -404,7 +420,7 @@ template <> struct Stage<APR_TILE_Q4_1> {
 			a[1] = a[3] = mine ? __byte_perm(s[i][r][0].y, s[i][r][1].y, 0x7632) : 0;
 #pragma unroll
 			for (int c = 0; c < Acts<NTM>::NT; c++) {
-				uint4 xs = x.sums(c, k >> 8); /* of other groups: not ours to multiply, even by zero */
+				uint4 xs = x.sums(at, c); /* of other groups: not ours to multiply, even by zero */
 
 				mma_f16(acc[r][c], a, mine ? xs.x : 0, mine ? xs.y : 0, acc[r][c]);
 			}
@@ -440,11 +456,13 @@ template <> struct Stage<APR_TILE_Q5_0> {
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			if (i < n) {
+				const typename Acts<NTM>::place at = x.f16((k >> 5) + i * 2);
+
 #pragma unroll
 				for (int gi = 0; gi < 2; gi++) {
 #pragma unroll
 					for (int c = 0; c < NT; c++)
-						xv[c] = x.group(c, (k >> 5) + i * 2 + gi);
+						xv[c] = x.group(at, c, gi);
 #pragma unroll
 					for (int r = 0; r < 2; r++) {
 						uint32_t w0 = gi ? q[i][r].z : q[i][r].x, w1 = gi ? q[i][r].w : q[i][r].y, part[4];
@@ -475,13 +493,15 @@ template <bool BF16> struct StageReal {
 	template <int NTM> __device__ __forceinline__ void mul(const Acts<NTM> &x, uint32_t k, uint32_t, int,
 	                                                       float (*acc)[Acts<NTM>::NT][4]) const
 	{
+		const typename Acts<NTM>::place at = BF16 ? x.bf16(k >> 5) : x.f16(k >> 5);
+
 #pragma unroll
 		for (int gi = 0; gi < 2; gi++)
 #pragma unroll
 			for (int c = 0; c < Acts<NTM>::NT; c++)
 #pragma unroll
 				for (int low = 0; low < (BF16 ? 2 : 1); low++) {
-					uint4 xv = BF16 ? x.bf16(c, (k >> 5) + gi, low) : x.group(c, (k >> 5) + gi);
+					uint4 xv = low ? x.low(at, c, gi) : x.group(at, c, gi);
 
 #pragma unroll
 					for (int r = 0; r < 2; r++) {

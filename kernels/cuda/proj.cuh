@@ -111,10 +111,34 @@ DEV float rotate_one(float v, float other, bool odd, float c, float s)
 	return odd ? fmaf(other, s, v * c) : fmaf(v, c, -(other * s));
 }
 
+/* What the columns of a block need for rotation and pages: asked for early, so that the epilogue does not wait for one
+ * load after another. */
+struct proj_heads {
+	uint32_t pos[16];
+	uint8_t *page[16]; /* NULL: a dead row */
+	float2 turn[128];  /* the first column's row of cos_sin */
+};
+/* All threads call, after the previous kernel has ended; a block barrier comes before the first epilogue. */
+DEV void load_heads(const proj_args &a, proj_heads *h, uint32_t col0, uint32_t n_cols)
+{
+	uint32_t c = threadIdx.x;
+
+	if (a.mat[a.n_mats - 1].end <= PROJ_GATED)
+		return;
+	if (c < 16 && col0 + c < n_cols) {
+		uint32_t slot = a.rows.slot[col0 + c], pos = a.rows.pos[col0 + c];
+
+		h->pos[c] = pos;
+		h->page[c] = slot == APR_CUDA_DEAD ? NULL : kv_page(a.kv, slot, pos);
+	}
+	if (c >= 32 && c - 32 < a.rope.n_rot / 2 && c - 32 < 128 && col0 < n_cols)
+		h->turn[c - 32] = *(const float2 *)(a.rope.cos_sin + ((size_t)a.rows.pos[col0] * (a.rope.n_rot / 2) + c - 32) * 2);
+}
+
 /* ---- the epilogues: one sum a lane; lanes are 32 neighbouring rows of the tiles --------------- */
 
-/* p: row in the tiles; live: it and its column exist (all lanes call, since neighbours are exchanged) */
-DEV void proj_finish(const proj_args &a, const proj_mat &m, uint32_t p, uint32_t col, float v, bool live)
+/* p: row in the tiles; c: the column's place in the block; live: it and its column exist (all lanes call, since neighbours are exchanged) */
+DEV void proj_finish(const proj_args &a, const proj_mat &m, const proj_heads &h, uint32_t p, uint32_t col, uint32_t c, float v, bool live)
 {
 	row_home home = row_home_of(m.order, m.dim, m.half, p);
 	float other;
@@ -140,16 +164,17 @@ DEV void proj_finish(const proj_args &a, const proj_mat &m, uint32_t p, uint32_t
 	other = __shfl_xor_sync(~0u, v, 1);
 	if (!live)
 		return;
-	uint32_t slot = a.rows.slot[col], pos = a.rows.pos[col], r = p % m.dim;
+	const uint32_t r = p % m.dim, pair = r >> 1;
 	if (m.end != PROJ_VALUE && r < a.rope.n_rot && a.rope.kind) {
-		float2 cs = *(const float2 *)(a.rope.cos_sin + ((size_t)pos * (a.rope.n_rot / 2) + (r >> 1)) * 2);
+		float2 cs = c == 0 && pair < 128 ? h.turn[pair]
+		                                 : *(const float2 *)(a.rope.cos_sin + ((size_t)h.pos[c] * (a.rope.n_rot / 2) + pair) * 2);
 
 		v = rotate_one(v, other, r & 1, cs.x, cs.y);
 	}
 	if (m.end == PROJ_QUERY)
 		m.out[(size_t)col * m.ld + home.row] = v;
-	else if (slot != APR_CUDA_DEAD)
-		kv_store(a.kv, kv_page(a.kv, slot, pos), pos, m.end == PROJ_VALUE, home.row / m.dim, home.row % m.dim, v);
+	else if (h.page[c])
+		kv_store(a.kv, h.page[c], h.pos[c], m.end == PROJ_VALUE, home.row / m.dim, home.row % m.dim, v);
 }
 
 /* ---- launches that other files of this folder call --------------------------------------- */

@@ -78,76 +78,89 @@ struct add_norm_args { /* of one row: x_out = x + post(y); h = norm(x_out) */
 	float *x_out;       /* NULL: not kept */
 	norm_args post, norm;
 	uint32_t n;
+	const uint32_t *live; /* or NULL: x_out is kept only where this is not 0 (read after the wait) */
 };
 
 /* h: shared memory, n floats, in order. red: 2 · ROW_WARPS floats. U: pieces of 8 a thread, U · 4096 >= n.
- * y_scale: what y is multiplied by (a power of two). Ends with the block in step. */
-template <int U> DEV void row_add_norm(const add_norm_args &a, float y_scale, float *h, float *red)
+ * WAIT: the previous kernel is waited for here, after the norm's weights have been asked for. Ends with the block in
+ * step. */
+template <int U, bool WAIT> DEV void row_add_norm(const add_norm_args &a, float *h, float *red)
 {
-	float v[U][8], s = 0.0f, r, u[8];
+	const bool early = U <= 2; /* else registers are short */
+	float v[U][8], w[early ? U : 1][8], u[8], s = 0.0f, r = 1.0f;
 
+#pragma unroll
+	for (int j = 0; j < (early ? U : 0); j++)
+		if ((threadIdx.x + j * ROW_THREADS) * 8 < a.n)
+			load8(w[early ? j : 0], a.norm.w + (threadIdx.x + j * ROW_THREADS) * 8);
+	if (WAIT)
+		pdl_wait();
 #pragma unroll
 	for (int j = 0; j < U; j++) {
 		uint32_t i = (threadIdx.x + j * ROW_THREADS) * 8;
 
 #pragma unroll
 		for (int e = 0; e < 8; e++)
-			v[j][e] = 0.0f;
-		if (i < a.n && a.y) {
-			load8(v[j], a.y + i);
+			v[j][e] = u[e] = 0.0f;
+		if (i >= a.n)
+			continue;
+		if (!(a.y && a.post.w))
+			load8(v[j], a.x + i);
+		if (a.y) {
+			load8(u, a.y + i);
 #pragma unroll
 			for (int e = 0; e < 8; e++)
-				v[j][e] *= y_scale;
+				v[j][e] += u[e];
 		}
-		s += sum_squares8(v[j]);
+		if (a.y && a.post.w) /* v is y alone until its norm is known */
+			s += sum_squares8(v[j]);
 	}
-	r = 1.0f;
-	if (a.y && a.post.w)
+	if (a.y && a.post.w) {
 		r = 1.0f / sqrtf(block_sum(s, red) / (float)a.n + a.post.eps);
+#pragma unroll
+		for (int j = 0; j < U; j++) {
+			uint32_t i = (threadIdx.x + j * ROW_THREADS) * 8;
+			float x[8];
+
+			if (i >= a.n)
+				continue;
+			load8(u, a.post.w + i);
+			load8(x, a.x + i);
+#pragma unroll
+			for (int e = 0; e < 8; e++)
+				v[j][e] = x[e] + v[j][e] * r * u[e];
+		}
+	}
 	s = 0.0f;
 #pragma unroll
-	for (int j = 0; j < U; j++) {
-		uint32_t i = (threadIdx.x + j * ROW_THREADS) * 8;
-
-		if (i < a.n) {
-			if (a.y && a.post.w) {
-				load8(u, a.post.w + i);
-#pragma unroll
-				for (int e = 0; e < 8; e++)
-					v[j][e] = v[j][e] * r * u[e];
-			}
-			load8(u, a.x + i);
-#pragma unroll
-			for (int e = 0; e < 8; e++)
-				v[j][e] = u[e] + v[j][e];
-			if (a.x_out)
-				store8(a.x_out + i, v[j]);
-		}
+	for (int j = 0; j < U; j++)
 		s += sum_squares8(v[j]);
-	}
 	r = 1.0f / sqrtf(block_sum(s, red + ROW_WARPS) / (float)a.n + a.norm.eps);
 #pragma unroll
 	for (int j = 0; j < U; j++) {
 		uint32_t i = (threadIdx.x + j * ROW_THREADS) * 8;
 
-		if (i < a.n) {
-			load8(u, a.norm.w + i);
+		if (i >= a.n)
+			continue;
+		if (a.x_out && (!a.live || *a.live))
+			store8(a.x_out + i, v[j]);
+		if (!early)
+			load8(w[0], a.norm.w + i);
 #pragma unroll
-			for (int e = 0; e < 8; e++)
-				u[e] = v[j][e] * r * u[e];
-			store8(h + i, u);
-		}
+		for (int e = 0; e < 8; e++)
+			u[e] = v[j][e] * r * w[early ? j : 0][e];
+		store8(h + i, u);
 	}
 	__syncthreads();
 }
-DEV void row_add_norm_any(const add_norm_args &a, float y_scale, float *h, float *red)
+template <bool WAIT> DEV void row_add_norm_any(const add_norm_args &a, float *h, float *red)
 {
 	if (a.n <= 4096)
-		row_add_norm<1>(a, y_scale, h, red);
+		row_add_norm<1, WAIT>(a, h, red);
 	else if (a.n <= 8192)
-		row_add_norm<2>(a, y_scale, h, red);
+		row_add_norm<2, WAIT>(a, h, red);
 	else
-		row_add_norm<4>(a, y_scale, h, red);
+		row_add_norm<4, WAIT>(a, h, red);
 }
 #define ROW_MAX 16384u /* widest row of row_add_norm_any */
 

@@ -96,7 +96,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) convert_rows(const __gr
 		n.x += at;
 		n.y = n.y ? n.y + at : NULL;
 		n.x_out = n.x_out ? n.x_out + at : NULL;
-		row_add_norm_any(n, 1.0f, h, red);
+		row_add_norm_any<false>(n, h, red);
 		convert_row(h, a, r, red + 2 * ROW_WARPS);
 	} else {
 		convert_row(a.in + (size_t)r * a.n, a, r, red + 2 * ROW_WARPS);
@@ -123,7 +123,7 @@ extern "C" int apr_cuda_prefill_norm(const apr_cuda_launch *l, const float *x, c
 {
 	convert_args a = {};
 
-	a.norm = {x, y, x_out, {post.w, post.eps}, {norm.w, norm.eps}, n};
+	a.norm = {x, y, x_out, {post.w, post.eps}, {norm.w, norm.eps}, n, NULL};
 	a.n = n;
 	return convert_launch(l, &a, dst);
 }

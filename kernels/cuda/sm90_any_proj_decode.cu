@@ -202,7 +202,7 @@ template <int NTM> DEV void store_sums(float *o, const float (*acc)[Acts<NTM>::N
 
 /* The tree over the chunks, then the epilogue, for items first … last - 1 of all the block's workers */
 template <int NTM> DEV void fold_sums(const proj_args &a, const float *part, uint32_t first, uint32_t last, uint32_t group0,
-                                      uint32_t n_cols, uint32_t workers, uint32_t col0)
+                                      uint32_t n_cols, uint32_t workers, uint32_t col0, const proj_heads &heads)
 {
 	const uint32_t cols = NTM ? 8 * NTM : 1, C = a.chunks.chunks, teams = WARPS / C, stride = NTM ? 36 * cols : 32;
 
@@ -230,24 +230,32 @@ template <int NTM> DEV void fold_sums(const proj_args &a, const float *part, uin
 			for (uint32_t i = 0; i < 16; i += 2 * s)
 				if (s < C)
 					v[i] = v[i] + v[i + s];
-		proj_finish(a, a.mat[m], p, col0 + c, v[0], live && p < a.mat[m].n_out);
+		proj_finish(a, a.mat[m], heads, p, col0 + c, c, v[0], live && p < a.mat[m].n_out);
 	}
 }
 
-/* One column: this block's own activations, in shared memory. Returns the warp's scale. */
+/* One column: this block's own activations, in shared memory. Waits for the previous kernel. Returns the warp's scale. */
 DEV float prologue_one(const proj_args &a, uint8_t *xs, float *h, float *red, float *scales, uint32_t chunk, uint32_t team)
 {
 	const float *row = a.in;
 
 	if (a.norm.x) {
 		add_norm_args n = a.norm;
-		size_t at = a.pick ? (size_t)a.pick[0] * n.n : 0;
 
-		n.x += at;
-		n.y = n.y ? n.y + at : NULL;
-		n.x_out = blockIdx.x == 0 && n.x_out ? n.x_out + at : NULL;
-		row_add_norm_any(n, 1.0f, h, red);
+		n.live = a.n_live;
+		if (blockIdx.x)
+			n.x_out = NULL;
+		if (a.pick) { /* the row is known only when the previous kernel has ended; a step of no rows has none */
+			pdl_wait();
+			size_t at = *a.n_live ? (size_t)a.pick[0] * n.n : 0;
+
+			n.x += at;
+			n.y = n.y ? n.y + at : NULL;
+		}
+		row_add_norm_any<true>(n, h, red);
 		row = h;
+	} else {
+		pdl_wait();
 	}
 	if (team == 0) {
 		float s = act_chunk<false>(row, a.k, chunk_begin(a.chunks, chunk), chunk_begin(a.chunks, chunk + 1), a.bf16, xs, 0);
@@ -276,7 +284,9 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 	const uint32_t ring = smem_addr(sm) + warp * a.slots * a.slot_bytes;
 	uint8_t *after = sm + WARPS * a.slots * a.slot_bytes;
 	const uint32_t bars = smem_addr(after) + warp * a.slots * 8;
-	float *red = (float *)(after + WARPS * a.slots * 8), *scales = red + 2 * ROW_WARPS, *part = scales + 16;
+	float *red = (float *)(after + WARPS * a.slots * 8), *scales = red + 2 * ROW_WARPS;
+	proj_heads *heads = (proj_heads *)(scales + 16);
+	float *part = (float *)(heads + 1);
 	const uint32_t part_size = a.fold * WARPS * (NTM ? 36 * 8 * NTM : 32), parts = rounds > a.fold ? 2 : 1;
 	uint8_t *xs = (uint8_t *)(part + parts * part_size);
 	float unscale[2 * Acts<NTM>::NT];
@@ -294,17 +304,21 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 	for (uint32_t i = 0; i < a.slots; i++)
 		f.put(a, w, k_begin, k_end, ring, bars);
 	pdl_next();
-	pdl_wait();
-	const uint32_t n_cols = min(*a.n_live, a.columns);
+	uint32_t n_cols;
 
 	if (NTM == 0) {
 		uint32_t cells = (a.k + 255) / 256;
 		float *h = (float *)(xs + cells * (a.bf16 ? X_ONE_BF16 : X_ONE_F16));
 
-		unscale[0] = act_unscale(n_cols ? prologue_one(a, xs, h, red, scales, chunk, team) : 1.0f);
+		unscale[0] = act_unscale(prologue_one(a, xs, h, red, scales, chunk, team));
+		n_cols = min(*a.n_live, 1u);
+		load_heads(a, heads, 0, n_cols);
 		x.smem = smem_addr(xs) + (lane & 3) * 16;
 	} else {
-		x.tile_stride = a.acts_tile;
+		pdl_wait();
+		n_cols = min(*a.n_live, a.columns);
+		load_heads(a, heads, col0, n_cols);
+		x.tile_stride = (uint32_t)a.acts_tile;
 		x.gmem = a.acts + (size_t)blockIdx.y * NTM * a.acts_tile + lane * 16;
 #pragma unroll
 		for (int n = 0; n < Acts<NTM>::NT; n++)
@@ -338,7 +352,7 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 		}
 		if (it + 1 - first == a.fold || it + 1 == rounds) {
 			__syncthreads();
-			fold_sums<NTM>(a, part + side * part_size, first, it + 1, blockIdx.x * teams, n_cols, workers, col0);
+			fold_sums<NTM>(a, part + side * part_size, first, it + 1, blockIdx.x * teams, n_cols, workers, col0, *heads);
 			side ^= parts - 1;
 			first = it + 1;
 		}
@@ -367,7 +381,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) prepare_rows(const __gr
 		n.x += at;
 		n.y = n.y ? n.y + at : NULL;
 		n.x_out = n.x_out ? n.x_out + at : NULL;
-		row_add_norm_any(n, 1.0f, h, red);
+		row_add_norm_any<false>(n, h, red);
 		row = h;
 	}
 	if (warp < a.chunks.chunks) {
@@ -392,7 +406,7 @@ int prepare_launch(const apr_cuda_launch *l, const prepare_args *a)
 static size_t proj_smem(const proj_args *a, uint32_t ntm, uint32_t grid, uint32_t slots, uint32_t fold)
 {
 	uint32_t teams = WARPS / a->chunks.chunks, workers = grid * teams, rounds = (a->pairs + workers - 1) / workers;
-	size_t sum = (size_t)WARPS * slots * (a->slot_bytes + 8) + (2 * ROW_WARPS + 16) * 4;
+	size_t sum = (size_t)WARPS * slots * (a->slot_bytes + 8) + (2 * ROW_WARPS + 16) * 4 + sizeof(proj_heads);
 
 	sum += (rounds > fold ? 2 : 1) * (size_t)fold * WARPS * (ntm ? 36 * 8 * ntm : 32) * 4;
 	if (!ntm)

@@ -9,8 +9,9 @@
  *
  * Everything summed is a 64-bit integer, everything compared a rank that no two ids
  * share, so no result depends on an order. Top-k and top-p find the rank of the last
- * id that stays by digits: counts (or weights) of the ids by digit, the digit in which
- * the target falls, the next digit within it.
+ * id that stays by counts (or weights) in bins of distance from the best; the few ids
+ * of the bin in which the target falls are compared one by one. Where they are not few,
+ * by the digits of their ranks.
  */
 #include <cooperative_groups.h>
 #include <float.h>
@@ -30,6 +31,8 @@ namespace cg = cooperative_groups;
 #define THREADS 1024u
 #define BINS 2048u
 #define SLICE (BINS / BLOCKS)
+#define LIST 1024u      /* ids of a bin that are compared one by one: one a thread */
+#define BIN_WIDTH 32.0f /* bins a unit of z */
 
 static_assert(sizeof(apr_cuda_record) == 64, "a record is one line");
 static_assert(sizeof(apr_cuda_top) == 8 * APR_SAMPLE_TOP_MAX, "as many as the reference gives");
@@ -39,7 +42,8 @@ struct shared { /* of a block, after its part of the row */
 	unsigned long long warp[THREADS / 32];
 	unsigned long long mine; /* this block's part of a reduction, read by the others */
 	unsigned long long before, size;
-	uint32_t digit;
+	unsigned long long list[LIST], weight[LIST]; /* the first block's: ids of one bin */
+	uint32_t digit, found;
 };
 struct row { /* what a thread knows of it */
 	float *z;             /* this block's part */
@@ -160,53 +164,143 @@ static __device__ __forceinline__ uint32_t digit_of(uint64_t rank, int d)
 {
 	return (uint32_t)(rank >> digit_shift(d)) & (d == 2 ? 1023 : 2047);
 }
+/* The bin of a finite z: it never falls as z falls */
+static __device__ __forceinline__ uint32_t bin_of(const row &r, float z)
+{
+	return min((uint32_t)((r.max - z) * BIN_WIDTH), BINS - 1);
+}
+static __device__ __forceinline__ unsigned long long share_of(const row &r, float z, bool weighted)
+{
+	return weighted ? apr_weight_fixed(z, r.max, r.temperature) : 1;
+}
+static __device__ void clear_hist(const row &r)
+{
+	for (uint32_t i = threadIdx.x; i < BINS; i += THREADS)
+		r.s->hist[i] = 0;
+	__syncthreads();
+}
+
+struct selection { /* who takes part: finite ids with rank <= limit, in a bin */
+	uint64_t target, limit;
+	uint32_t bin;
+	bool weighted;
+};
+
+/* The bin in which the target falls, among ids with rank <= limit; the target within it. BINS: past all. */
+static __device__ uint32_t select_bin(const row &r, selection &q)
+{
+	clear_hist(r);
+	EACH(r, i) {
+		float z = r.z[i];
+
+		if (!(z >= -FLT_MAX) || apr_rank(z, r.base + i) > q.limit)
+			continue;
+		unsigned long long w = share_of(r, z, q.weighted);
+
+		if (w)
+			atomicAdd(&r.s->hist[bin_of(r, z)], w);
+	}
+	find_digit(r, q.target);
+	q.bin = r.s->digit;
+	q.target -= q.bin == BINS ? 0 : r.s->before;
+	__syncthreads(); /* read by all before it is written again */
+	return q.bin;
+}
+
+/* The ids of the bin, gathered in the first block; false: too many. *last: the answer. */
+static __device__ bool select_listed(const row &r, const selection &q, uint64_t *last)
+{
+	cg::cluster_group cluster = cg::this_cluster();
+	shared *first = cluster.map_shared_rank(r.s, 0);
+	uint32_t t = threadIdx.x, n;
+
+	if (t == 0)
+		r.s->found = 0;
+	cluster.sync();
+	EACH(r, i) {
+		float z = r.z[i];
+		uint64_t rank = apr_rank(z, r.base + i);
+
+		if (!(z >= -FLT_MAX) || rank > q.limit || bin_of(r, z) != q.bin)
+			continue;
+		uint32_t at = atomicAdd(&first->found, 1);
+
+		if (at < LIST) {
+			first->list[at] = rank;
+			first->weight[at] = share_of(r, z, q.weighted);
+		}
+	}
+	cluster.sync();
+	n = first->found;
+	if (n > LIST) {
+		cluster.sync(); /* read by all before it is written again */
+		return false;
+	}
+	if (cluster.block_rank() == 0 && t < n) { /* the sum up to and with this one: the target falls into just one */
+		unsigned long long before = 0, mine = r.s->list[t];
+
+		for (uint32_t i = 0; i < n; i++)
+			before += r.s->list[i] < mine ? r.s->weight[i] : 0;
+		if (before < q.target && q.target <= before + r.s->weight[t])
+			r.s->mine = mine;
+	}
+	cluster.sync();
+	*last = first->mine;
+	cluster.sync();
+	return true;
+}
+
+/* The same by digits, for any number of ids */
+static __device__ uint64_t select_digits(const row &r, selection q)
+{
+	uint64_t prefix = 0, mask = 0;
+
+	for (int d = 0; d < 5; d++) {
+		clear_hist(r);
+		EACH(r, i) {
+			float z = r.z[i];
+			uint64_t rank = apr_rank(z, r.base + i);
+
+			if (!(z >= -FLT_MAX) || rank > q.limit || bin_of(r, z) != q.bin || (rank & mask) != prefix)
+				continue;
+			unsigned long long w = share_of(r, z, q.weighted);
+
+			if (w)
+				atomicAdd(&r.s->hist[digit_of(rank, d)], w);
+		}
+		find_digit(r, q.target);
+		uint32_t digit = r.s->digit;
+		uint64_t before = r.s->before, size = r.s->size;
+
+		__syncthreads(); /* read by all before the next pass writes them */
+		q.target -= before;
+		prefix |= (uint64_t)digit << digit_shift(d);
+		mask |= (uint64_t)(d == 2 ? 1023 : 2047) << digit_shift(d);
+		if (d == 2) { /* what is left has one value: all of it, or so many of the lowest ids */
+			if (q.weighted) {
+				uint64_t each = apr_weight_fixed(apr_rank_value(prefix), r.max, r.temperature);
+
+				size /= each;
+				q.target = (q.target + each - 1) / each;
+				q.weighted = false;
+			}
+			if (q.target >= size)
+				return prefix | 0xffffffffu;
+		}
+	}
+	return prefix;
+}
 
 /* Among finite ids with rank <= limit, best first: the rank of the one with which the count (or, weighted, the sum of
  * weights) reaches target > 0. ~0 where it never does. */
 static __device__ uint64_t select_last(const row &r, uint64_t target, bool weighted, uint64_t limit)
 {
-	uint64_t prefix = 0, mask = 0;
+	selection q = {target, limit, 0, weighted};
+	uint64_t last;
 
-	for (int d = 0; d < 5; d++) {
-		shared *s = r.s;
-
-		for (uint32_t i = threadIdx.x; i < BINS; i += THREADS)
-			s->hist[i] = 0;
-		__syncthreads();
-		EACH(r, i) {
-			float z = r.z[i];
-			uint64_t rank = apr_rank(z, r.base + i);
-
-			if (!(z >= -FLT_MAX) || rank > limit || (rank & mask) != prefix)
-				continue;
-			unsigned long long w = weighted ? apr_weight_fixed(z, r.max, r.temperature) : 1;
-
-			if (w)
-				atomicAdd(&s->hist[digit_of(rank, d)], w);
-		}
-		find_digit(r, target);
-		uint32_t digit = s->digit;
-		uint64_t before = s->before, size = s->size;
-
-		__syncthreads(); /* read by all before the next pass writes them */
-		if (digit == BINS)
-			return ~0ull;
-		target -= before;
-		prefix |= (uint64_t)digit << digit_shift(d);
-		mask |= (uint64_t)(d == 2 ? 1023 : 2047) << digit_shift(d);
-		if (d == 2) { /* what is left has one value: all of it, or so many of the lowest ids */
-			if (weighted) {
-				uint64_t each = apr_weight_fixed(apr_rank_value(prefix), r.max, r.temperature);
-
-				size /= each;
-				target = (target + each - 1) / each;
-				weighted = false;
-			}
-			if (target >= size)
-				return prefix | 0xffffffffu;
-		}
-	}
-	return prefix;
+	if (select_bin(r, q) == BINS)
+		return ~0ull;
+	return select_listed(r, q, &last) ? last : select_digits(r, q);
 }
 
 /* ---- bias and penalties ---------------------------------------------------------------------- */

@@ -170,53 +170,74 @@ DEV void merge_row(const attn_args &a, uint32_t row, uint32_t head0, uint32_t he
 	}
 }
 
-/* One segment from shared memory that is on its way; results to scratch, or to o where it is the only one */
-template <int DIM> DEV void one_segment(const attn_args &a, const segment_memory &sm, uint32_t row, uint32_t slot, uint32_t kvh,
-                                        uint32_t head0, uint32_t heads, uint32_t seg, uint32_t lo, uint32_t hi, bool only,
-                                        const uint32_t (*qf)[2], const float *unit)
+struct piece { /* of a row's keys: those of segment seg from lo to hi - 1 */
+	uint32_t row, slot, kvh, head0, heads, seg, lo, hi;
+
+	__device__ __forceinline__ void at(uint32_t s, uint32_t first, uint32_t pos)
+	{
+		seg = s;
+		lo = s * SEG < first ? first - s * SEG : 0;
+		hi = min(SEG, pos + 1 - s * SEG);
+	}
+};
+template <int DIM> DEV void ask(const attn_args &a, uint32_t dst, const piece &p, bool live, bool value)
+{
+	if (live)
+		load_rows<DIM>(dst, a, p.slot, p.kvh, p.seg, p.lo, p.hi, value);
+	cp_async_commit();
+}
+
+/* One segment that is on its way to shared memory; `next` is asked for as soon as there is room. Results to scratch, or
+ * to o where the segment is the only one. Copies are committed in the order K, V, K, V, …, one group each. */
+template <int DIM> DEV void one_segment(const attn_args &a, const segment_memory &sm, const piece &p, const piece &next, bool more,
+                                        bool only, const uint32_t (*qf)[2], const float *unit)
 {
 	const uint32_t lane = threadIdx.x & 31, w = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
 	const bool apart = DIM <= 128; /* K and V each have a place of their own */
 	float m[2], l[2], o[4];
 
-	load_rows<DIM>(sm.k, a, slot, kvh, seg, lo, hi, false);
-	cp_async_commit();
 	if (apart)
-		load_rows<DIM>(sm.v, a, slot, kvh, seg, lo, hi, true);
-	cp_async_commit();
-	cp_async_wait<1>();
+		cp_async_wait<1>();
+	else
+		cp_async_wait<0>();
 	__syncthreads();
-	segment_weights<DIM>(a, sm, qf, unit, lo, hi, m);
-	if (!apart) {
-		__syncthreads(); /* K is read: V takes its place */
-		load_rows<DIM>(sm.v, a, slot, kvh, seg, lo, hi, true);
-		cp_async_commit();
+	segment_weights<DIM>(a, sm, qf, unit, p.lo, p.hi, m);
+	__syncthreads(); /* K is read by all: its place is free, and P is whole */
+	if (apart) {
+		ask<DIM>(a, sm.k, next, more, false);
+		cp_async_wait<1>();
+	} else {
+		ask<DIM>(a, sm.v, p, true, true);
+		cp_async_wait<0>();
 	}
-	cp_async_wait<0>();
 	__syncthreads();
 #pragma unroll
 	for (int e = 0; e < 2; e++)
 		l[e] = tree_sum<8>(sm.ws + 2 * t + e, HEADS);
 	for (uint32_t dt = w; dt * 16 < a.kv.v_dim; dt += 8) {
-		segment_values<DIM>(sm, dt, lo, hi, o);
+		segment_values<DIM>(sm, dt, p.lo, p.hi, o);
 #pragma unroll
 		for (int e = 0; e < 4; e++) {
 			uint32_t h = 2 * t + (e & 1), d = dt * 16 + g + (e >> 1) * 8;
 
-			if (h >= heads)
+			if (h >= p.heads)
 				continue;
 			if (only)
-				a.o[((size_t)row * a.n_heads + head0 + h) * a.kv.v_dim + d] = o[e] / l[e & 1];
+				a.o[((size_t)p.row * a.n_heads + p.head0 + h) * a.kv.v_dim + d] = o[e] / l[e & 1];
 			else
-				a.part_o[(((size_t)row * a.segs + seg) * a.n_heads + head0 + h) * a.kv.v_dim + d] = o[e];
+				a.part_o[(((size_t)p.row * a.segs + p.seg) * a.n_heads + p.head0 + h) * a.kv.v_dim + d] = o[e];
 		}
 	}
 	if (!only && w == 0 && g == 0)
 #pragma unroll
 		for (int e = 0; e < 2; e++)
-			if (2 * t + e < heads)
-				a.part_ml[((size_t)row * a.segs + seg) * a.n_heads + head0 + 2 * t + e] = make_float2(m[e], l[e]);
-	__syncthreads();
+			if (2 * t + e < p.heads)
+				a.part_ml[((size_t)p.row * a.segs + p.seg) * a.n_heads + p.head0 + 2 * t + e] = make_float2(m[e], l[e]);
+	__syncthreads(); /* V and P are read */
+	if (apart)
+		ask<DIM>(a, sm.v, next, more, true);
+	else
+		ask<DIM>(a, sm.k, next, more, false);
 }
 
 template <int DIM> static __global__ void __launch_bounds__(256, 1) attn_decode(const __grid_constant__ attn_args a)
@@ -250,15 +271,24 @@ template <int DIM> static __global__ void __launch_bounds__(256, 1) attn_decode(
 	}
 	if (seg0 + blockIdx.z >= seg1)
 		return;
+	piece p = {row, slot, kvh, head0, heads, 0, 0, 0}, next = p;
+
+	p.at(seg0 + blockIdx.z, first, pos);
+	ask<DIM>(a, sm.k, p, true, false);
+	if (DIM <= 128)
+		ask<DIM>(a, sm.v, p, true, true);
 	float mine = load_query<DIM>(a, row, head0 + min(g, heads - 1), g < heads, qf);
 
 	/* scores come in columns 2t, 2t + 1, q in column g */
 	unit[0] = __shfl_sync(~0u, mine, 8 * t);
 	unit[1] = __shfl_sync(~0u, mine, 8 * t + 4);
-	for (uint32_t seg = seg0 + blockIdx.z; seg < seg1; seg += gridDim.z, done++) {
-		uint32_t lo = seg * SEG < first ? first - seg * SEG : 0, hi = min(SEG, pos + 1 - seg * SEG);
+	for (uint32_t seg = p.seg; seg < seg1; seg += gridDim.z, done++) {
+		const bool more = seg + gridDim.z < seg1;
 
-		one_segment<DIM>(a, sm, row, slot, kvh, head0, heads, seg, lo, hi, seg1 - seg0 == 1, qf, unit);
+		if (more)
+			next.at(seg + gridDim.z, first, pos);
+		one_segment<DIM>(a, sm, p, next, more, seg1 - seg0 == 1, qf, unit);
+		p = next;
 	}
 	if (seg1 - seg0 == 1)
 		return;

@@ -78,7 +78,7 @@ template <int DIM> DEV void load_queries(const attn_args &a, uint8_t *sq, float 
 
 template <int DIM> struct row_state { /* of a lane: rows g and g + 8 of its warp's 16 */
 	float o[shape<DIM>::cols / 8][4], total[shape<DIM>::cols / 8][4];
-	float m[2], l[2], unit[2];
+	float m[2], l[2], factor[2];
 	uint32_t pos[2], first[2];
 	attn_merge mg[2];
 
@@ -133,8 +133,8 @@ template <int DIM> DEV void block_scores(uint32_t sq, uint32_t sk, uint32_t row0
 	}
 }
 
-/* Scores to weights, in place; the state moves on to the new largest score */
-template <int DIM> DEV void block_weights(const attn_args &a, row_state<DIM> &st, uint32_t key0, float (*s)[4])
+/* Scores to weights, in place; the state moves on to the new largest score. ALL: every row of the tile sees every key. */
+template <int DIM, bool CAP, bool ALL> DEV void block_weights(const attn_args &a, row_state<DIM> &st, uint32_t key0, float (*s)[4])
 {
 	const uint32_t t = threadIdx.x & 3;
 	float mx[2] = {-INFINITY, -INFINITY}, keep[2], base[2], sum[2] = {0, 0};
@@ -146,7 +146,7 @@ template <int DIM> DEV void block_weights(const attn_args &a, row_state<DIM> &st
 			uint32_t key = key0 + j * 8 + 2 * t + (e & 1);
 			int r = e >> 1;
 
-			s[j][e] = key <= st.pos[r] && key >= st.first[r] ? attn_score(a, s[j][e], st.unit[r]) : -INFINITY;
+			s[j][e] = ALL || (key <= st.pos[r] && key >= st.first[r]) ? attn_score_as<CAP>(a, s[j][e], st.factor[r]) : -INFINITY;
 			mx[r] = fmaxf(mx[r], s[j][e]);
 		}
 #pragma unroll
@@ -218,7 +218,7 @@ template <int DIM> DEV void store_tile(const attn_args &a, const row_state<DIM> 
 	}
 }
 
-template <int DIM> DEV void one_tile(const attn_args &a, uint8_t *raw, const apr_cuda_attn_tile &t, uint32_t head)
+template <int DIM, bool CAP> DEV void one_tile(const attn_args &a, uint8_t *raw, const apr_cuda_attn_tile &t, uint32_t head)
 {
 	const uint32_t warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, kvh = head / a.group;
 	const uint32_t row0 = (warp & 3) * 16, col0 = (warp >> 2) * shape<DIM>::cols;
@@ -237,7 +237,7 @@ template <int DIM> DEV void one_tile(const attn_args &a, uint8_t *raw, const apr
 
 		st.pos[r] = t.pos + min(row, t.rows - 1);
 		st.first[r] = attn_first(st.pos[r], a.window);
-		st.unit[r] = unit[row];
+		st.factor[r] = attn_factor(a, unit[row]);
 		st.mg[r] = {-INFINITY, 0.0f, 0.0f, 0.0f};
 	}
 #pragma unroll
@@ -258,7 +258,10 @@ template <int DIM> DEV void one_tile(const attn_args &a, uint8_t *raw, const apr
 			st.fresh();
 		}
 		block_scores<DIM>(sq, stage, row0, s);
-		block_weights<DIM>(a, st, b * BLOCK, s);
+		if (b * BLOCK + BLOCK - 1 <= t.pos && b * BLOCK >= attn_first(last, a.window))
+			block_weights<DIM, CAP, true>(a, st, b * BLOCK, s);
+		else
+			block_weights<DIM, CAP, false>(a, st, b * BLOCK, s);
 		block_values<DIM>(stage + shape<DIM>::bytes, col0, s, st.o);
 		__syncthreads(); /* the stage is read before it is filled again */
 	}
@@ -266,7 +269,7 @@ template <int DIM> DEV void one_tile(const attn_args &a, uint8_t *raw, const apr
 	store_tile<DIM>(a, st, t, head, row0, col0);
 }
 
-template <int DIM> static __global__ void __launch_bounds__(shape<DIM>::threads) attn_prefill(const __grid_constant__ attn_args a)
+template <int DIM, bool CAP> static __global__ void __launch_bounds__(shape<DIM>::threads) attn_prefill(const __grid_constant__ attn_args a)
 {
 	extern __shared__ __align__(128) uint8_t raw[];
 
@@ -278,7 +281,7 @@ template <int DIM> static __global__ void __launch_bounds__(shape<DIM>::threads)
 		const apr_cuda_attn_tile t = a.tiles[i / a.n_heads];
 
 		if (t.rows)
-			one_tile<DIM>(a, raw, t, i % a.n_heads);
+			one_tile<DIM, CAP>(a, raw, t, i % a.n_heads);
 	}
 }
 
@@ -286,8 +289,11 @@ template <int DIM> static int launch_dim(const apr_cuda_launch *l, const attn_ar
 {
 	uint32_t items = max_tiles * a->n_heads, most = l->sms * (DIM <= 64 ? 4 : DIM <= 128 ? 2 : 1); /* blocks that fit at once */
 
-	return launch(attn_prefill<DIM>, dim3(items < most ? items : most), shape<DIM>::threads, 5 * shape<DIM>::bytes + BLOCK * 4, l->stream,
-	              l->pdl, *a);
+	dim3 grid(items < most ? items : most);
+	size_t smem = 5 * shape<DIM>::bytes + BLOCK * 4;
+
+	return a->softcap != 0.0f ? launch(attn_prefill<DIM, true>, grid, shape<DIM>::threads, smem, l->stream, l->pdl, *a)
+	                          : launch(attn_prefill<DIM, false>, grid, shape<DIM>::threads, smem, l->stream, l->pdl, *a);
 }
 
 extern "C" int apr_cuda_prefill_attn(const apr_cuda_launch *l, const apr_op_attn *op, const apr_cuda_attn_tile *tiles,
