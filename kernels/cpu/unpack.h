@@ -94,7 +94,7 @@ APR_INLINE void apr_unpack_codes(uint32_t type, const uint8_t *body, int part, a
 
 /* Asks for what lies APR_AHEAD bytes behind block i of a unit: hardware prefetchers stop at every page.
  * Near a weight's end this reaches beyond it, which a prefetch may. */
-#define APR_AHEAD 2048u
+#define APR_AHEAD 1024u
 APR_INLINE void apr_prefetch_block(uint32_t type, const uint8_t *unit, unsigned i)
 {
 	const struct apr_panel_layout l = apr_panel_layout(type);
