@@ -85,8 +85,8 @@ void core_broken(struct core *c, struct session *s, enum apr_reason reason, cons
 
 /* The session's memory goes back to the io thread once nothing of it is in use. */
 void core_may_bury(struct core *c, struct session *s);
-/* A reference to a model was dropped: if it is leaving and this was the last, it goes. */
-void core_model_free(struct core *c, struct served *m);
+/* A model that is leaving and that nothing names any more: out of the table and to the loader. */
+void core_model_gone(struct core *c, struct served *m);
 
 /* ---- service.c --------------------------------------------------------------- */
 /* Takes what is in the SQ and flushes what waited for room. True: something was done. */

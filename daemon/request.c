@@ -88,14 +88,12 @@ static void retire(struct core *c, struct request *r)
 	r->finished = true;
 }
 
-static void let_go(struct core *c, struct request *r)
+static void let_go(struct request *r)
 {
 	if (r->at_intake) /* when it comes back; until then it needs its model's tokenizer */
 		return;
-	if (r->model) {
+	if (r->model)
 		r->model->refs--;
-		core_model_free(c, r->model);
-	}
 	request_free(r);
 }
 
@@ -108,7 +106,7 @@ void request_finish(struct core *c, struct request *r, int err, enum apr_finish 
 	COUNT_ALL(c, finished, 1);
 	if (err && err != -ECANCELED)
 		COUNT_ALL(c, failed, 1);
-	let_go(c, r);
+	let_go(r);
 }
 
 void request_forget(struct core *c, struct request *r)
@@ -116,12 +114,12 @@ void request_forget(struct core *c, struct request *r)
 	if (r->finished)
 		return;
 	retire(c, r);
-	let_go(c, r);
+	let_go(r);
 }
 
-void request_returned(struct core *c, struct request *r)
+void request_returned(struct request *r)
 {
-	let_go(c, r);
+	let_go(r);
 }
 
 void request_end_all(struct core *c, struct session *s, int err, enum apr_finish finish, const char *why)

@@ -87,7 +87,7 @@ void request_finish(struct core *c, struct request *r, int err, enum apr_finish 
 /* Its end without an entry: the session is gone. */
 void request_forget(struct core *c, struct request *r);
 /* A finished one comes back from the intake. */
-void request_returned(struct core *c, struct request *r);
+void request_returned(struct request *r);
 /* All of a session's, with the given FINAL; gone: without. */
 void request_end_all(struct core *c, struct session *s, int err, enum apr_finish finish, const char *why);
 

@@ -619,12 +619,15 @@ bool sched_run(struct core *c)
 		any = admit(c);
 	for (uint32_t i = 0; i < c->models->n_rows; i++) {
 		struct served *m = c->models->rows[i];
+		if (m->leaving && !m->refs && !apr_step_in_flight(m->loaded)) {
+			core_model_gone(c, m);
+			i--; /* the next one stands here now */
+			continue;
+		}
 		if (apr_step_in_flight(m->loaded))
 			any |= collect(c, m);
 		if (m->n_runs && !apr_step_in_flight(m->loaded))
 			any |= start_step(c, m);
-		if (m->leaving)
-			core_model_free(c, m);
 	}
 	return any;
 }

@@ -243,7 +243,7 @@ void service_taken_in(void *core, struct mail *m)
 	r->at_intake = false;
 	s->jobs_out--;
 	if (r->finished) { /* cancelled, timed out or hung up meanwhile */
-		request_returned(c, r);
+		request_returned(r);
 		core_may_bury(c, s);
 		return;
 	}

@@ -130,17 +130,14 @@ static void core_remove_model(void *core, struct mail *m)
 	s->leaving = j;
 	pthread_mutex_unlock(&c->models->lock);
 	j->served = s;
-	core_model_free(c, s);
 }
 
-void core_model_free(struct core *c, struct served *m)
+void core_model_gone(struct core *c, struct served *m)
 {
 	struct load_job *j = m->leaving;
 
-	if (!j || m->refs || m->n_runs)
-		return;
 	models_remove(c->models, m);
-	job_post(j->w, j);
+	job_post(j->w, j); /* from here on m is the loader's */
 }
 
 static void run_job(struct worker *w, struct load_job *j)

@@ -195,7 +195,13 @@ UNUSED static int daemon_stop(struct daemon *d)
 	if (d->pid <= 0)
 		return -1;
 	kill(d->pid, SIGTERM);
-	return daemon_wait(d, 10);
+	int status = daemon_wait(d, 10);
+	if (getenv("APR_TEST_LOG")) {
+		char *text = file_text(d->log);
+		fprintf(stderr, "%s", text);
+		free(text);
+	}
+	return status;
 }
 
 /* ---- asking ------------------------------------------------------------------------------ */
