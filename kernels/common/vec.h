@@ -21,11 +21,16 @@
 #include "kernels/common/math.h"
 
 #define VL 16u
+#if defined(APR_VEC_AVX512) || defined(APR_VEC_AVX2) || defined(APR_VEC_NEON)
 #define VEC static inline __attribute__((always_inline))
 #ifdef __clang__
 #define APR_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define APR_UNROLL _Pragma("GCC unroll 16")
+#endif
+#else /* plain C: lanes are loops already; forcing them open only costs the compiler minutes under sanitizers */
+#define VEC static inline
+#define APR_UNROLL
 #endif
 
 #if defined(APR_VEC_AVX512)

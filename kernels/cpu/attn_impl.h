@@ -23,12 +23,12 @@
 #if defined(APR_VEC_AVX512)
 #define ATTN_ROWS 8
 #define ATTN_COLS(rows) ((rows) <= 4 ? 4 : 2)
-#elif defined(APR_VEC_AVX2)
+#elif defined(APR_VEC_AVX2) || defined(APR_VEC_NEON)
 #define ATTN_ROWS 6
 #define ATTN_COLS(rows) ((rows) <= 3 ? 2 : 1)
-#else
-#define ATTN_ROWS 6
-#define ATTN_COLS(rows) ((rows) <= 3 ? 2 : 1)
+#else /* plain C has no vector registers to fill */
+#define ATTN_ROWS 2
+#define ATTN_COLS(rows) 1
 #endif
 
 VEC vf kv_load(enum apr_kv_type type, const void *p, size_t i)
@@ -113,16 +113,20 @@ typedef void panel_fn(const struct product *, bool add);
 #define MICRO_TYPES(R) MICRO(R, F32) MICRO(R, F16) MICRO(R, BF16)
 MICRO_TYPES(1)
 MICRO_TYPES(2)
+#define MICRO_LIST(T) micro_1_##T, micro_2_##T
+#if ATTN_ROWS >= 6
 MICRO_TYPES(3)
 MICRO_TYPES(4)
 MICRO_TYPES(5)
 MICRO_TYPES(6)
+#undef MICRO_LIST
+#define MICRO_LIST(T) micro_1_##T, micro_2_##T, micro_3_##T, micro_4_##T, micro_5_##T, micro_6_##T
+#endif
 #if ATTN_ROWS == 8
 MICRO_TYPES(7)
 MICRO_TYPES(8)
+#undef MICRO_LIST
 #define MICRO_LIST(T) micro_1_##T, micro_2_##T, micro_3_##T, micro_4_##T, micro_5_##T, micro_6_##T, micro_7_##T, micro_8_##T
-#else
-#define MICRO_LIST(T) micro_1_##T, micro_2_##T, micro_3_##T, micro_4_##T, micro_5_##T, micro_6_##T
 #endif
 
 /* n_rows <= ATTN_ROWS */
