@@ -21,6 +21,7 @@
 #define ALIGN 4096u
 #define MAGIC UINT64_C(0x314c4e4150525041) /* "APRPANL1" */
 #define PER_LAYER 7u
+#define WRITE_PIECE (UINT64_C(16) << 20)
 
 struct file_head { /* the first ALIGN bytes of a panel file; all little-endian as this machine is */
 	uint64_t magic;
@@ -274,39 +275,50 @@ static int map_file(struct apr_panels *p, const char *path, const struct file_he
 	return 0;
 }
 
-/* Written aside, synced, renamed: a reader sees a whole file or none. */
-static int make_file(struct apr_panels *p, const char *path, const struct file_head *want, const struct apr_panels_ask *a,
-                     char *err, size_t errlen)
+static int write_all(int fd, const void *data, uint64_t len)
 {
+	const uint8_t *p = data;
+
+	while (len) {
+		ssize_t n = write(fd, p, len < WRITE_PIECE ? len : WRITE_PIECE);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n < 0 ? -errno : -EIO;
+		p += n;
+		len -= (uint64_t)n;
+	}
+	return 0;
+}
+
+/* Written aside, synced, renamed: a reader sees a whole file or none. By large writes and not through a mapping: the
+ * page cache then keeps it in large folios, which decode reads a tenth faster. */
+static int store_file(const struct apr_panels *p, const char *path, const struct file_head *want)
+{
+	union {
+		struct file_head h;
+		uint8_t bytes[ALIGN];
+	} head = {.h = *want};
 	char tmp[4096];
-	struct file_head *h;
-	uint64_t len = ALIGN + p->bytes;
-	void *map;
-	int fd, rc = 0;
+	int fd, rc;
 
 	if ((size_t)snprintf(tmp, sizeof tmp, "%s.%ld.new", path, (long)getpid()) >= sizeof tmp)
 		return -ENAMETOOLONG;
+	head.h.payload = apr_hash_bytes(want->layout, p->data, p->bytes);
+	head.h.self = head_hash(&head.h);
 	(void)unlink(tmp); /* of an earlier process of this number that died here */
-	fd = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return -errno;
-	rc = -posix_fallocate(fd, 0, (off_t)len); /* a full disk is told here, not by SIGBUS */
-	map = rc ? MAP_FAILED : mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (!rc && map == MAP_FAILED)
-		rc = -errno;
+	rc = write_all(fd, head.bytes, sizeof head.bytes);
 	if (!rc)
-		rc = pack_all(p, (uint8_t *)map + ALIGN, a, err, errlen);
-	if (!rc) {
-		h = map;
-		*h = *want;
-		h->payload = apr_hash_bytes(h->layout, (const uint8_t *)map + ALIGN, p->bytes);
-		h->self = head_hash(h);
-		if (msync(map, len, MS_SYNC) < 0 || fsync(fd) < 0 || rename(tmp, path) < 0)
-			rc = -errno;
-	}
-	if (map != MAP_FAILED)
-		munmap(map, len);
+		rc = write_all(fd, p->data, p->bytes);
+	if (!rc && fsync(fd) < 0)
+		rc = -errno;
 	close(fd);
+	if (!rc && rename(tmp, path) < 0)
+		rc = -errno;
 	if (rc)
 		unlink(tmp);
 	return rc;
@@ -334,8 +346,9 @@ static int open_cached(struct apr_panels *p, const struct apr_panels_ask *a, cha
 {
 	struct file_head want = {.magic = MAGIC, .layout = layout_of(p), .bytes = p->bytes, .n = p->n};
 	char path[4096], name[48];
+	uint8_t *packed;
 	uint32_t i;
-	int rc = make_dir(a->cache_dir);
+	int rc = make_dir(a->cache_dir), fault;
 
 	memcpy(want.model, a->model->weights_hash, sizeof want.model);
 	for (i = 0; i < 16; i++)
@@ -347,17 +360,20 @@ static int open_cached(struct apr_panels *p, const struct apr_panels_ask *a, cha
 			a->progress(a->progress_arg, 1.0);
 		return 0;
 	}
+	fault = open_anonymous(p, a, err, errlen);
+	if (fault)
+		return fault;
 	if (!rc)
-		rc = make_file(p, path, &want, a, err, errlen);
+		rc = store_file(p, path, &want);
+	packed = p->map;
 	if (!rc && map_file(p, path, &want, a) == 0) {
+		munmap(packed, p->bytes);
 		say(a, APR_LOG_INFO, "weights packed into %s", path);
 		return 0;
 	}
-	if (rc == -ENOMEM)
-		return rc;
 	say(a, APR_LOG_WARN, "no panel file in %s (%s): packed weights stay in this process's memory", a->cache_dir,
 	    rc ? strerror(-rc) : "not readable after writing");
-	return open_anonymous(p, a, err, errlen);
+	return 0;
 }
 
 int apr_panels_open(struct apr_panels **out, const struct apr_panels_ask *ask, char *err, size_t errlen)
