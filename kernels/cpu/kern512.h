@@ -324,7 +324,7 @@ APR_INLINE void gemv_rows(const uint32_t type, const uint32_t R, const uint8_t *
 		apr_unpack_scales(type, panel, &s);
 		for (unsigned i = 0; i < per_unit; i++, b++) {
 			apr_u8v q[8];
-			apr_f32v p, m[2];
+			apr_f32v p, m[2] = {{0}};
 
 			apr_prefetch_block(type, panel, i);
 			apr_unpack_codes(type, panel + l.body + i * l.stride, 0, q);

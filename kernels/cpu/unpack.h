@@ -65,7 +65,7 @@ APR_INLINE void apr_load_part(apr_u8v *out, const uint8_t *src, int part, int n)
 APR_INLINE void apr_unpack_codes(uint32_t type, const uint8_t *body, int part, apr_u8v q[8])
 {
 	const struct apr_panel_layout l = apr_panel_layout(type);
-	apr_u8v nib[4], two[2], one;
+	apr_u8v nib[4] = {{0}}, two[2] = {{0}}, one = {0};
 
 	if (l.byte >= 0) {
 		apr_load_part(q, body + l.byte, part, 8);
@@ -212,7 +212,7 @@ APR_INLINE void apr_tile_part(uint32_t type, const uint8_t *unit, const struct a
 	const struct apr_quant_traits tr = apr_quant_traits(type);
 	const struct apr_panel_layout l = apr_panel_layout(type);
 	apr_u8v q[8];
-	apr_f32v p, m[2];
+	apr_f32v p, m[2] = {{0}};
 
 	apr_unpack_codes(type, unit + l.body + i * (unsigned)l.stride, part, q);
 	apr_block_factors(type, s, i, part, &p, m);
@@ -263,7 +263,7 @@ APR_INLINE void apr_floats_part(uint32_t type, const uint8_t *unit, const struct
 	const struct apr_quant_traits tr = apr_quant_traits(type);
 	const struct apr_panel_layout l = apr_panel_layout(type);
 	apr_u8v q[8];
-	apr_f32v p, m[2];
+	apr_f32v p, m[2] = {{0}};
 
 	apr_unpack_codes(type, unit + l.body + i * (unsigned)l.stride, part, q);
 	apr_block_factors(type, s, i, part, &p, m);
