@@ -14,13 +14,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+static struct {
+	const char *file; /* sections that stand only once do not know it */
+} reading;
+
 static void tell(cfg_t *cfg, const char *fmt, va_list ap)
 {
 	char line[512];
 
 	vsnprintf(line, sizeof(line), fmt, ap);
-	if (cfg && cfg->filename && cfg->line)
-		log_warn("%s:%d: %s", cfg->filename, cfg->line, line);
+	if (cfg && cfg->line)
+		log_warn("%s:%d: %s", reading.file, cfg->line, line);
 	else
 		log_warn("%s", line);
 }
@@ -250,6 +254,7 @@ int config_read(struct options *o)
 	cfg_set_validate_func(cfg, "poll", check_word);
 	cfg_set_validate_func(cfg, "log-level", check_word);
 
+	reading.file = o->config;
 	int e, r = cfg_parse(cfg, o->config);
 	if (r == CFG_FILE_ERROR) {
 		e = errno ? -errno : -EIO;

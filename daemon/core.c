@@ -294,9 +294,11 @@ static bool pass(struct core *c)
 	busy |= serve_hot(c);
 	busy |= sched_run(c);
 	if (c->n_heap)
-		timers_run(c);
-	if (c->n_parked && c->now >= c->next_sweep)
+		busy |= timers_run(c); /* what it freed may let others run: another pass */
+	if (c->n_parked && c->now >= c->next_sweep) {
 		sched_sweep(c);
+		busy = true;
+	}
 	if (c->draining)
 		drain(c);
 	flush(c);

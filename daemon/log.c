@@ -93,7 +93,7 @@ void fatal(const char *fmt, ...)
 		say(what, fmt, ap); \
 		va_end(ap); \
 	}
-LOG_FUNCTION(log_warn, LOG_LEVEL_WARN, "warning: ")
+LOG_FUNCTION(log_warn, LOG_LEVEL_WARN, "")
 LOG_FUNCTION(log_info, LOG_LEVEL_INFO, "")
 LOG_FUNCTION(log_debug, LOG_LEVEL_DEBUG, "debug: ")
 

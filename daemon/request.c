@@ -199,10 +199,13 @@ void timer_clear(struct core *c, struct request *r)
 	sift_down(c, last->timer - 1);
 }
 
-void timers_run(struct core *c)
+bool timers_run(struct core *c)
 {
-	while (c->n_heap && c->heap[0]->deadline <= c->now)
+	bool any = false;
+
+	for (; c->n_heap && c->heap[0]->deadline <= c->now; any = true)
 		request_finish(c, c->heap[0], -ETIMEDOUT, APR_FINISH_TIMEOUT, "the request's timeout is over");
+	return any;
 }
 
 uint64_t timers_next(const struct core *c)

@@ -93,7 +93,7 @@ void request_end_all(struct core *c, struct session *s, int err, enum apr_finish
 
 void timer_set(struct core *c, struct request *r);
 void timer_clear(struct core *c, struct request *r);
-void timers_run(struct core *c);
+bool timers_run(struct core *c); /* true: a deadline was over */
 uint64_t timers_next(const struct core *c); /* ns; UINT64_MAX none */
 
 #endif

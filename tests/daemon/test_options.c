@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: MIT */
+/* Command line, configuration file, and that the man page knows every option. */
+#include "daemon/options.h"
+#include "tests/daemon/running.h"
+
+static int parse(struct options *o, ...)
+{
+	char *argv[24] = { (char *)"aprd" };
+	int argc = 1;
+	va_list ap;
+
+	va_start(ap, o);
+	while ((argv[argc] = va_arg(ap, char *)))
+		argc++;
+	va_end(ap);
+	options_init(o);
+	/* what is wrong is told on stderr: not here */
+	fflush(stderr);
+	int saved = dup(2), nul = open("/dev/null", O_WRONLY | O_CLOEXEC);
+	dup2(nul, 2);
+	int r = options_parse(o, argc, argv);
+	fflush(stderr);
+	dup2(saved, 2);
+	close(saved);
+	close(nul);
+	return r;
+}
+
+static void values_and_names(void)
+{
+	struct options o;
+
+	CU_ASSERT_EQUAL(parse(&o, "-m", "chat=/a/b.gguf", "-m", "/x/Big-00001-of-00003.gguf", "-m", "/y=z/plain.gguf", "-c", "100",
+			      "--kv-mem", "2G", "--gpu-mem", "80%", "--poll", "never", "-t", "3", NULL), 0);
+	CU_ASSERT_EQUAL_FATAL(o.n_models, 3);
+	CU_ASSERT_STRING_EQUAL(o.models[0].name, "chat");
+	CU_ASSERT_STRING_EQUAL(o.models[0].path, "/a/b.gguf");
+	CU_ASSERT_STRING_EQUAL(o.models[1].name, "Big");
+	CU_ASSERT_STRING_EQUAL(o.models[2].name, "plain");
+	CU_ASSERT_STRING_EQUAL(o.models[2].path, "/y=z/plain.gguf");
+	CU_ASSERT_EQUAL(o.n_ctx, 100);
+	CU_ASSERT_EQUAL(o.kv_mem, UINT64_C(2) << 30);
+	CU_ASSERT_EQUAL(o.gpu_percent, 80);
+	CU_ASSERT_EQUAL(o.poll, POLL_NEVER);
+	CU_ASSERT_EQUAL(o.threads, 3);
+	options_free(&o);
+}
+
+static void wrong_usage(void)
+{
+	struct options o;
+
+	CU_ASSERT_EQUAL(parse(&o, "-m", "a=x", "-m", "a=y", NULL), 2);
+	options_free(&o);
+	CU_ASSERT_EQUAL(parse(&o, "-c", "-5", NULL), 2);
+	options_free(&o);
+	CU_ASSERT_EQUAL(parse(&o, "--kv-mem", "99999999999T", NULL), 2);
+	options_free(&o);
+	CU_ASSERT_EQUAL(parse(&o, "-m", "=x", NULL), 2);
+	options_free(&o);
+	CU_ASSERT_EQUAL(parse(&o, "-s", "", NULL), 2);
+	options_free(&o);
+}
+
+static const char *write_config(const char *text)
+{
+	static char path[160];
+
+	snprintf(path, sizeof(path), "%s/a.conf", apr_test_tmpdir());
+	FILE *f = fopen(path, "we");
+	fputs(text, f);
+	fclose(f);
+	return path;
+}
+
+static void file_under_command_line(void)
+{
+	struct options o;
+	const char *path = write_config("model = {\"f=/file.gguf\"}\nthreads = 4\ncontext = 512\nsocket = \"/tmp/x\"\nsocket-mode = \"0600\"\n"
+					"drain-ms = 77\nlimits { connections = 5 region-bytes = \"1M\" }\n"
+					"listener \"/tmp/web\" { tenant = \"web\" mode = \"0666\" }\n");
+
+	CU_ASSERT_EQUAL(parse(&o, "--config", path, "-t", "2", NULL), 0);
+	CU_ASSERT_STRING_EQUAL(o.models[0].name, "f");
+	CU_ASSERT_EQUAL(o.threads, 2);
+	CU_ASSERT_EQUAL(o.n_ctx, 512);
+	CU_ASSERT_EQUAL(o.socket_mode, 0600);
+	CU_ASSERT_EQUAL(o.drain_ms, 77);
+	CU_ASSERT_EQUAL(o.limits.connections, 5);
+	CU_ASSERT_EQUAL(o.limits.region_bytes, 1 << 20);
+	CU_ASSERT_EQUAL(o.limits.sessions, 1024);
+	CU_ASSERT_EQUAL_FATAL(o.n_listeners, 1);
+	CU_ASSERT_STRING_EQUAL(o.listeners[0].tenant, "web");
+	CU_ASSERT_EQUAL(o.listeners[0].mode, 0666);
+	options_free(&o);
+	CU_ASSERT_EQUAL(parse(&o, "--config", path, "-m", "c=/line.gguf", NULL), 0);
+	CU_ASSERT_EQUAL(o.n_models, 1);
+	CU_ASSERT_STRING_EQUAL(o.models[0].name, "c");
+	options_free(&o);
+}
+
+static void file_errors_name_the_line(void)
+{
+	static const struct { const char *text, *line, *what; } bad[] = {
+		{ "threads = 2\nnonsense = 3\n", ":2:", "nonsense" },
+		{ "\n\npoll = \"sometimes\"\n", ":3:", "sometimes" },
+		{ "kv-mem = \"12Q\"\n", ":1:", "12Q" },
+		{ "limits {\n connections = -4\n}\n", ":2:", "connections" },
+		{ "socket-mode = \"9\"\n", ":1:", "socket-mode" },
+		{ "log-level = \"loud\"\n", ":1:", "loud" },
+	};
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct daemon d;
+		daemon_name(&d, "config");
+		const char *args[] = { "--config", write_config(bad[i].text), "--check-config", NULL };
+		daemon_spawn(&d, args);
+		CU_ASSERT_EQUAL(daemon_wait(&d, 10), 1);
+		CU_ASSERT_TRUE(log_has(&d, bad[i].line));
+		CU_ASSERT_TRUE(log_has(&d, bad[i].what));
+	}
+	struct options o;
+	CU_ASSERT_EQUAL(parse(&o, "--config", "/none/such", NULL), -ENOENT);
+	options_free(&o);
+}
+
+static void the_man_page_knows_every_option(void)
+{
+	char path[4200];
+
+	snprintf(path, sizeof(path), "%s", apr_test_program("../man/aprd.8"));
+	for (int up = 0; access(path, R_OK) && up < 3; up++)
+		snprintf(path, sizeof(path), "%s", up == 0 ? apr_test_program("../../man/aprd.8") : up == 1 ? apr_test_program("../../../man/aprd.8") : "man/aprd.8");
+	char *text = file_text(path);
+	CU_ASSERT_PTR_NOT_NULL_FATAL(text);
+	CU_ASSERT_TRUE(strlen(text) > 1000);
+	for (size_t i = 0; i < option_rows; i++) {
+		char want[64];
+		snprintf(want, sizeof(want), "Fl -%s", option_table[i].name);
+		CU_ASSERT_PTR_NOT_NULL(strstr(text, want));
+		if (!strstr(text, want))
+			fprintf(stderr, "aprd(8) does not tell of --%s\n", option_table[i].name);
+		snprintf(want, sizeof(want), "It Fl %c", option_table[i].val);
+		CU_ASSERT_TRUE(option_table[i].val >= 256 || strstr(text, want) != NULL);
+	}
+	free(text);
+}
+
+static const struct apr_test tests[] = {
+	{ "values_and_names", values_and_names, KEEPS_HEAP }, /* getopt's and stdio's own */
+	{ "wrong_usage", wrong_usage, KEEPS_HEAP },
+	{ "file_under_command_line", file_under_command_line, KEEPS_HEAP },
+	{ "file_errors_name_the_line", file_errors_name_the_line, KEEPS_HEAP },
+	{ "the_man_page_knows_every_option", the_man_page_knows_every_option, 0 },
+};
+
+TEST_MAIN("daemon/options", tests)
