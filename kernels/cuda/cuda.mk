@@ -8,7 +8,7 @@
 NVCC_FLAGS := -O3 -std=c++17 -fmad=false -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra \
 	-Werror all-warnings -I.
 CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard kernels/cuda/*.cu)))
-CUDA_CHECK_OBJ := $(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard tests/cuda/*.cu)))
+CUDA_CHECK_OBJ := $(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard tests/cuda/*.cu))) $(B)/obj/tests/cuda/cpu_side.o
 CUDA_CHECK := $(B)/tests/cuda/check_cuda
 
 $(B)/obj/%.o: %.cu kernels/cuda/cuda.mk

@@ -59,11 +59,22 @@ DEV uint32_t mat_of(const proj_args &a, uint32_t &unit)
  * not change from item to item is worked out once a matrix: this runs between products. */
 struct feeder {
 	const uint8_t *src, *chunk; /* next bytes; the chunk's first, of the matrix's first unit */
-	uint32_t item, items, unit, step, m, before, left, slot; /* before: units of earlier matrices */
+	uint32_t item, items, unit, step, slot, left;
+	uint32_t m, first, end, pair_bytes, chunk_bytes, stage_bytes, half_bytes; /* the matrix: its units first … end - 1 */
 
-	__device__ __forceinline__ void matrix(const proj_args &a, uint32_t k_begin)
+	__device__ __forceinline__ void matrix(const proj_args &a, uint32_t i, uint32_t k_begin, uint32_t k_end)
 	{
-		chunk = a.mat[m].tiles + (size_t)(k_begin / tile_k(a.mat[m].tile)) * 2 * tile_size(a.mat[m].tile);
+		const proj_mat &w = a.mat[i];
+		const uint32_t kt = tile_k(w.tile);
+
+		m = i;
+		first = end;
+		end += w.pairs;
+		half_bytes = tile_size(w.tile);
+		pair_bytes = w.pair_bytes;
+		stage_bytes = w.stage_bytes;
+		chunk = w.tiles + (size_t)(k_begin / kt) * 2 * half_bytes;
+		chunk_bytes = (k_end - k_begin + kt - 1) / kt * 2 * half_bytes;
 	}
 	/* The item that is now at hand. Units only ascend. */
 	__device__ __forceinline__ void open(const proj_args &a, const work_list &w, uint32_t k_begin, uint32_t k_end)
@@ -72,25 +83,19 @@ struct feeder {
 
 		if (tail)
 			unit = w.tail_unit;
-		while (unit - before >= a.mat[m].pairs) {
-			before += a.mat[m++].pairs;
-			matrix(a, k_begin);
-		}
-		src = chunk + (size_t)(unit - before) * a.mat[m].pair_bytes;
-		left = chunk_bytes(a.mat[m].tile, k_begin, k_end);
+		while (unit >= end)
+			matrix(a, m + 1, k_begin, k_end);
+		src = chunk + (size_t)(unit - first) * pair_bytes;
+		left = chunk_bytes;
 		if (tail && w.tail == 2)
-			src += w.tail_half * tile_size(a.mat[m].tile);
-	}
-	static __device__ __forceinline__ uint32_t chunk_bytes(uint32_t tile, uint32_t k_begin, uint32_t k_end)
-	{
-		return (k_end - k_begin + tile_k(tile) - 1) / tile_k(tile) * 2 * tile_size(tile);
+			src += w.tail_half * half_bytes;
 	}
 	__device__ __forceinline__ void start(const proj_args &a, const work_list &w, uint32_t workers, uint32_t me, uint32_t k_begin,
 	                                      uint32_t k_end)
 	{
-		unit = me, step = workers, m = before = item = slot = 0;
+		unit = me, step = workers, end = item = slot = 0;
 		items = w.rounds + (w.tail ? 1 : 0);
-		matrix(a, k_begin);
+		matrix(a, 0, k_begin, k_end);
 		if (items)
 			open(a, w, k_begin, k_end);
 	}
@@ -99,13 +104,13 @@ struct feeder {
 	{
 		if (item >= items)
 			return;
-		const uint32_t bytes = min(left, a.mat[m].stage_bytes), dst = ring + slot * a.slot_bytes, bar = bars + slot * 8;
+		const uint32_t bytes = min(left, stage_bytes), dst = ring + slot * a.slot_bytes, bar = bars + slot * 8;
 
 		if (item == w.rounds && w.tail == 2) { /* one row tile of each two: the other's place keeps what it had, unused */
 			if (elect_one()) {
 				mbar_expect(bar, bytes / 2);
-				for (uint32_t i = 0, size = tile_size(a.mat[m].tile); i < bytes; i += 2 * size)
-					bulk_copy(dst + i, src + i, size, bar);
+				for (uint32_t i = 0; i < bytes; i += 2 * half_bytes)
+					bulk_copy(dst + i, src + i, half_bytes, bar);
 			}
 		} else if (elect_one()) {
 			mbar_expect(bar, bytes);
@@ -202,13 +207,13 @@ template <int NTM> DEV void store_sums(float *o, const float (*acc)[Acts<NTM>::N
 
 /* The tree over the chunks, then the epilogue, for items first … last - 1 of all the block's workers */
 template <int NTM> DEV void fold_sums(const proj_args &a, const float *part, uint32_t first, uint32_t last, uint32_t group0,
-                                      uint32_t n_cols, uint32_t workers, uint32_t col0, const proj_heads &heads)
+                                      uint32_t n_cols, uint32_t workers, uint32_t col0, const proj_heads &heads, const work_list &own)
 {
 	const uint32_t cols = NTM ? 8 * NTM : 1, C = a.chunks.chunks, teams = WARPS / C, stride = NTM ? 36 * cols : 32;
 
 	for (uint32_t o = threadIdx.x >> 5; o < (last - first) * teams * cols; o += WARPS) {
 		const uint32_t place = o / cols, c = o % cols, me = group0 + place % teams, j = first + place / teams;
-		const work_list w = deal_work(a.pairs, workers, me);
+		const work_list w = teams == 1 ? own : deal_work(a.pairs, workers, me); /* a division less where it can be */
 		const uint32_t lane = threadIdx.x & 31;
 		bool live = col0 + c < n_cols;
 		float v[16];
@@ -352,7 +357,7 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 		}
 		if (it + 1 - first == a.fold || it + 1 == rounds) {
 			__syncthreads();
-			fold_sums<NTM>(a, part + side * part_size, first, it + 1, blockIdx.x * teams, n_cols, workers, col0, *heads);
+			fold_sums<NTM>(a, part + side * part_size, first, it + 1, blockIdx.x * teams, n_cols, workers, col0, *heads, w);
 			side ^= parts - 1;
 			first = it + 1;
 		}

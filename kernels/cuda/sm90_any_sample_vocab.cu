@@ -40,7 +40,8 @@ static_assert(sizeof(apr_cuda_top) == 8 * APR_SAMPLE_TOP_MAX, "as many as the re
 struct shared { /* of a block, after its part of the row */
 	unsigned long long hist[BINS], total[BINS];
 	unsigned long long warp[THREADS / 32];
-	unsigned long long mine; /* this block's part of a reduction, read by the others */
+	unsigned long long mine[2]; /* this block's part of a reduction, read by the others; used in turn */
+	unsigned long long answer;  /* the first block's: of select_listed */
 	unsigned long long before, size;
 	unsigned long long list[LIST], weight[LIST]; /* the first block's: ids of one bin */
 	uint32_t digit, found;
@@ -50,6 +51,7 @@ struct row { /* what a thread knows of it */
 	uint32_t base, n;     /* ids base … base + n - 1 */
 	shared *s;
 	float max, temperature;
+	uint32_t turn;
 };
 
 /* ---- reductions over the cluster: all threads call, all get the result ----------------------- */
@@ -60,7 +62,7 @@ struct op_min {
 struct op_sum {
 	static __device__ unsigned long long of(unsigned long long a, unsigned long long b) { return a + b; }
 };
-template <typename OP> static __device__ unsigned long long reduce(const row &r, unsigned long long v, unsigned long long none)
+template <typename OP> static __device__ unsigned long long reduce(row &r, unsigned long long v, unsigned long long none)
 {
 	cg::cluster_group cluster = cg::this_cluster();
 
@@ -74,35 +76,34 @@ template <typename OP> static __device__ unsigned long long reduce(const row &r,
 		for (int o = 16; o; o >>= 1)
 			v = OP::of(v, __shfl_xor_sync(~0u, v, o));
 		if (threadIdx.x == 0)
-			r.s->mine = v;
+			r.s->mine[r.turn] = v;
 	}
 	cluster.sync();
 	v = none;
 	for (uint32_t i = 0; i < BLOCKS; i++)
-		v = OP::of(v, *cluster.map_shared_rank(&r.s->mine, i));
-	cluster.sync(); /* read by all before it is written again */
+		v = OP::of(v, *cluster.map_shared_rank(&r.s->mine[r.turn], i));
+	r.turn ^= 1; /* this place is written again after the next reduction's barrier, when all have read it */
 	return v;
 }
 
 #define EACH(r, i) for (uint32_t i = threadIdx.x; i < (r).n; i += THREADS)
 
 /* Rank of the best id; *bad: a NaN or an infinity above */
-static __device__ uint64_t best_rank(const row &r, bool *bad)
+static __device__ uint64_t best_rank(row &r, bool *bad)
 {
-	unsigned long long best = ~0ull, worst = 0;
+	unsigned long long best = ~0ull;
 
 	EACH(r, i) {
 		float z = r.z[i];
+		uint64_t rank = z < INFINITY ? apr_rank(z, r.base + i) : 0; /* no finite z has rank 0 */
 
-		if (!(z < INFINITY))
-			worst = 1;
-		else if (apr_rank(z, r.base + i) < best)
-			best = apr_rank(z, r.base + i);
+		best = rank < best ? rank : best;
 	}
-	*bad = reduce<op_sum>(r, worst, 0) != 0;
-	return reduce<op_min>(r, best, ~0ull);
+	best = reduce<op_min>(r, best, ~0ull);
+	*bad = best == 0;
+	return best;
 }
-static __device__ uint64_t mass_of(const row &r, uint64_t last)
+static __device__ uint64_t mass_of(row &r, uint64_t last)
 {
 	unsigned long long sum = 0;
 
@@ -197,7 +198,9 @@ static __device__ uint32_t select_bin(const row &r, selection &q)
 			continue;
 		unsigned long long w = share_of(r, z, q.weighted);
 
-		if (w)
+		if (!q.weighted) /* a count stays within the low word, for which there is an instruction */
+			atomicAdd((uint32_t *)&r.s->hist[bin_of(r, z)], 1);
+		else if (w)
 			atomicAdd(&r.s->hist[bin_of(r, z)], w);
 	}
 	find_digit(r, q.target);
@@ -214,9 +217,6 @@ static __device__ bool select_listed(const row &r, const selection &q, uint64_t 
 	shared *first = cluster.map_shared_rank(r.s, 0);
 	uint32_t t = threadIdx.x, n;
 
-	if (t == 0)
-		r.s->found = 0;
-	cluster.sync();
 	EACH(r, i) {
 		float z = r.z[i];
 		uint64_t rank = apr_rank(z, r.base + i);
@@ -232,22 +232,19 @@ static __device__ bool select_listed(const row &r, const selection &q, uint64_t 
 	}
 	cluster.sync();
 	n = first->found;
-	if (n > LIST) {
-		cluster.sync(); /* read by all before it is written again */
-		return false;
-	}
-	if (cluster.block_rank() == 0 && t < n) { /* the sum up to and with this one: the target falls into just one */
+	if (cluster.block_rank() == 0 && t < n && n <= LIST) { /* the sum up to and with this one: the target falls into just one */
 		unsigned long long before = 0, mine = r.s->list[t];
 
 		for (uint32_t i = 0; i < n; i++)
 			before += r.s->list[i] < mine ? r.s->weight[i] : 0;
 		if (before < q.target && q.target <= before + r.s->weight[t])
-			r.s->mine = mine;
+			r.s->answer = mine;
 	}
-	cluster.sync();
-	*last = first->mine;
-	cluster.sync();
-	return true;
+	cluster.sync(); /* found is read by all: made ready for the next time */
+	if (t == 0)
+		r.s->found = 0;
+	*last = first->answer;
+	return n <= LIST;
 }
 
 /* The same by digits, for any number of ids */
@@ -353,7 +350,7 @@ static __device__ int64_t word_bound(const row &r, float z, float best)
 	return words < 0x1p32f - 1024.0f ? (int64_t)words + 256 : (int64_t)0xffffffff;
 }
 
-static __device__ uint32_t draw(const row &r, const apr_cuda_draw &d, uint32_t likeliest, uint64_t last)
+static __device__ uint32_t draw(row &r, const apr_cuda_draw &d, uint32_t likeliest, uint64_t last)
 {
 	const float log2_min_p = d.min_p > 0.0f ? apr_log2(d.min_p) : -INFINITY;
 	float best = apr_draw(r.max, r.max, r.temperature, d.seed, d.sample, d.position, likeliest);
@@ -389,7 +386,7 @@ static __device__ uint32_t draw(const row &r, const apr_cuda_draw &d, uint32_t l
 	return (uint32_t)reduce<op_min>(r, apr_rank(best, best_id), ~0ull);
 }
 
-static __device__ uint32_t choose(const row &r, const apr_cuda_draw &d, uint64_t best, uint32_t n_vocab)
+static __device__ uint32_t choose(row &r, const apr_cuda_draw &d, uint64_t best, uint32_t n_vocab)
 {
 	uint64_t last = ~0ull;
 
@@ -418,14 +415,14 @@ struct sample_args {
 };
 
 /* Log-probabilities of the raw logits, which r.z still holds: log of their mass, the best of them */
-static __device__ float raw_logs(const row &r, const apr_cuda_draw &d, apr_cuda_top *top, uint32_t *n_top)
+static __device__ float raw_logs(row &r, const apr_cuda_draw &d, apr_cuda_top *top, uint32_t *n_top)
 {
-	row one = r;
 	uint64_t after = 0, rank;
-	float log_sum;
+	float log_sum, temperature = r.temperature;
 
-	one.temperature = 1.0f;
-	log_sum = apr_log2((float)mass_of(one, ~0ull) * 0x1p-40f) * APR_LN2;
+	r.temperature = 1.0f;
+	log_sum = apr_log2((float)mass_of(r, ~0ull) * 0x1p-40f) * APR_LN2;
+	r.temperature = temperature;
 	for (*n_top = 0; top && *n_top < min(d.n_top, APR_SAMPLE_TOP_MAX); ++*n_top) {
 		unsigned long long best = ~0ull;
 
@@ -495,7 +492,11 @@ static __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS,
 	r.base = cg::this_cluster().block_rank() * part;
 	r.n = r.base < a.n_vocab ? min(part, a.n_vocab - r.base) : 0;
 	r.temperature = d.temperature;
+	r.turn = 0;
+	if (threadIdx.x == 0)
+		r.s->found = 0; /* seen by all after the first reduction */
 	one_row(a, r, d, index, &out);
+	cg::this_cluster().sync(); /* no block ends while another may still read its shared memory */
 	if (cg::this_cluster().block_rank() != 0 || threadIdx.x != 0)
 		return;
 	apr_cuda_record *rec = a.records + index;

@@ -19,22 +19,40 @@
 #define P_STRIDE (SEG + 8)
 #define HEADS 8u
 
-/* Keys lo … hi - 1 of segment seg to shared memory, zeros for the others of their blocks of 64; chunks of 16 B are
- * permuted by the key's last three bits. */
-template <int DIM> DEV void load_rows(uint32_t dst, const attn_args &a, uint32_t slot, uint32_t head, uint32_t seg, uint32_t lo,
-                                      uint32_t hi, bool value)
+struct piece { /* of a row's keys: those of segment seg from lo to hi - 1 */
+	uint32_t row, slot, kvh, head0, heads, seg, lo, hi;
+	const uint8_t *page[SEG / 64]; /* of its blocks, asked for together: one after another would wait for each */
+
+	__device__ __forceinline__ void at(const attn_args &a, uint32_t s, uint32_t first, uint32_t pos)
+	{
+		seg = s;
+		lo = s * SEG < first ? first - s * SEG : 0;
+		hi = min(SEG, pos + 1 - s * SEG);
+#pragma unroll
+		for (uint32_t b = 0; b < SEG / 64; b++)
+			page[b] = b * 64 < hi ? kv_page(a.kv, slot, seg * SEG + b * 64) : NULL;
+	}
+};
+
+/* The piece's keys (or values) to shared memory, zeros for the others of their blocks of 64; chunks of 16 B are permuted
+ * by the key's last three bits. */
+template <int DIM> DEV void load_rows(uint32_t dst, const attn_args &a, const piece &p, bool value)
 {
-	const uint32_t dim = value ? a.kv.v_dim : a.kv.k_dim, per = DIM / 8;
+	const uint32_t dim = value ? a.kv.v_dim : a.kv.k_dim, per = DIM / 8, c = threadIdx.x % per;
+	const size_t at = (value ? (size_t)a.kv.n_kv_heads * 64 * a.kv.k_dim : 0) + (size_t)p.kvh * 64 * dim + c * 8;
 
-	for (uint32_t b = lo / 64; b * 64 < hi; b++) {
-		const __half *src = (const __half *)kv_page(a.kv, slot, seg * SEG + b * 64) +
-		                    (value ? (size_t)a.kv.n_kv_heads * 64 * a.kv.k_dim : 0) + (size_t)head * 64 * dim;
+#pragma unroll
+	for (uint32_t b = 0; b < SEG / 64; b++) {
+		if (b * 64 >= p.hi || b * 64 + 64 <= p.lo)
+			continue;
+		const __half *src = (const __half *)p.page[b] + at;
 
-		for (uint32_t i = threadIdx.x; i < 64 * per; i += 256) {
-			uint32_t r = i / per, c = i % per, key = b * 64 + r;
-			bool live = key >= lo && key < hi && c * 8 < dim;
+#pragma unroll
+		for (uint32_t r = threadIdx.x / per; r < 64; r += 256 / per) {
+			uint32_t key = b * 64 + r;
+			bool live = key >= p.lo && key < p.hi && c * 8 < dim;
 
-			cp_async16(dst + key * DIM * 2 + ((c ^ (key & 7)) << 4), src + (live ? (size_t)r * dim + c * 8 : 0), live);
+			cp_async16(dst + key * DIM * 2 + ((c ^ (key & 7)) << 4), src + (live ? r * dim : 0), live);
 		}
 	}
 }
@@ -170,20 +188,10 @@ DEV void merge_row(const attn_args &a, uint32_t row, uint32_t head0, uint32_t he
 	}
 }
 
-struct piece { /* of a row's keys: those of segment seg from lo to hi - 1 */
-	uint32_t row, slot, kvh, head0, heads, seg, lo, hi;
-
-	__device__ __forceinline__ void at(uint32_t s, uint32_t first, uint32_t pos)
-	{
-		seg = s;
-		lo = s * SEG < first ? first - s * SEG : 0;
-		hi = min(SEG, pos + 1 - s * SEG);
-	}
-};
 template <int DIM> DEV void ask(const attn_args &a, uint32_t dst, const piece &p, bool live, bool value)
 {
 	if (live)
-		load_rows<DIM>(dst, a, p.slot, p.kvh, p.seg, p.lo, p.hi, value);
+		load_rows<DIM>(dst, a, p, value);
 	cp_async_commit();
 }
 
@@ -271,9 +279,9 @@ template <int DIM> static __global__ void __launch_bounds__(256, 1) attn_decode(
 	}
 	if (seg0 + blockIdx.z >= seg1)
 		return;
-	piece p = {row, slot, kvh, head0, heads, 0, 0, 0}, next = p;
+	piece p = {row, slot, kvh, head0, heads, 0, 0, 0, {}}, next = p;
 
-	p.at(seg0 + blockIdx.z, first, pos);
+	p.at(a, seg0 + blockIdx.z, first, pos);
 	ask<DIM>(a, sm.k, p, true, false);
 	if (DIM <= 128)
 		ask<DIM>(a, sm.v, p, true, true);
@@ -286,7 +294,7 @@ template <int DIM> static __global__ void __launch_bounds__(256, 1) attn_decode(
 		const bool more = seg + gridDim.z < seg1;
 
 		if (more)
-			next.at(seg + gridDim.z, first, pos);
+			next.at(a, seg + gridDim.z, first, pos);
 		one_segment<DIM>(a, sm, p, next, more, seg1 - seg0 == 1, qf, unit);
 		p = next;
 	}

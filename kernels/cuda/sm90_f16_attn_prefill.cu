@@ -28,18 +28,18 @@ template <int DIM> struct shape {
 /* 64 rows of `dim` halves to shared memory, 16 B chunks permuted by the row; rows at or past `live` are zeros */
 template <int DIM> DEV void load_block(uint32_t dst, const __half *src, uint32_t dim, uint32_t live)
 {
-	const uint32_t per = DIM / 8;
+	const uint32_t per = DIM / 8, c = threadIdx.x % per;
 
-	for (uint32_t i = threadIdx.x; i < BLOCK * per; i += shape<DIM>::threads) {
-		uint32_t r = i / per, c = i % per;
+#pragma unroll
+	for (uint32_t r = threadIdx.x / per; r < BLOCK; r += shape<DIM>::threads / per) {
 		bool in = r < live && c * 8 < dim;
 
-		cp_async16(dst + r * DIM * 2 + ((c ^ (r & 7)) << 4), src + (in ? (size_t)r * dim + c * 8 : 0), in);
+		cp_async16(dst + r * DIM * 2 + ((c ^ (r & 7)) << 4), src + (in ? r * dim + c * 8 : 0), in);
 	}
 }
-template <int DIM> DEV void load_kv(const attn_args &a, uint32_t stage, uint32_t slot, uint32_t kvh, uint32_t block, uint32_t last)
+template <int DIM> DEV void load_kv(const attn_args &a, uint32_t stage, const uint8_t *at, uint32_t kvh, uint32_t block, uint32_t last)
 {
-	const __half *page = (const __half *)kv_page(a.kv, slot, block * BLOCK);
+	const __half *page = (const __half *)at;
 	const uint32_t live = min(BLOCK, last + 1 - block * BLOCK);
 
 	load_block<DIM>(stage, page + (size_t)kvh * BLOCK * a.kv.k_dim, a.kv.k_dim, live);
@@ -228,7 +228,9 @@ template <int DIM, bool CAP> DEV void one_tile(const attn_args &a, uint8_t *raw,
 	row_state<DIM> st;
 	float s[8][4];
 
-	load_kv<DIM>(a, sk, t.slot, kvh, b0, last);
+	load_kv<DIM>(a, sk, kv_page(a.kv, t.slot, b0 * BLOCK), kvh, b0, last);
+	/* pages are looked up a block ahead of their copies, so that no copy waits for its address */
+	const uint8_t *ahead = b0 + 1 < b1 ? kv_page(a.kv, t.slot, (b0 + 1) * BLOCK) : NULL;
 	load_queries<DIM>(a, raw, unit, t, head);
 	__syncthreads();
 #pragma unroll
@@ -248,9 +250,11 @@ template <int DIM, bool CAP> DEV void one_tile(const attn_args &a, uint8_t *raw,
 		const uint32_t stage = sk + (b & 1 ^ b0 & 1) * 2 * shape<DIM>::bytes;
 
 		if (b + 1 < b1)
-			load_kv<DIM>(a, sk + ((b + 1) & 1 ^ b0 & 1) * 2 * shape<DIM>::bytes, t.slot, kvh, b + 1, last);
+			load_kv<DIM>(a, sk + ((b + 1) & 1 ^ b0 & 1) * 2 * shape<DIM>::bytes, ahead, kvh, b + 1, last);
 		else
 			cp_async_commit();
+		if (b + 2 < b1)
+			ahead = kv_page(a.kv, t.slot, (b + 2) * BLOCK);
 		cp_async_wait<1>();
 		__syncthreads();
 		if (b != b0 && b % PER_SEG == 0) {

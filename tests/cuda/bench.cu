@@ -253,7 +253,7 @@ void bench(void)
 	bench_prefill_attn();
 	static const char *const name[] = {"step", "attn_in", "attn", "o", "ffn_in", "down", "head"};
 
-	for (uint32_t type : {12u, 8u, 14u}) {
+	for (uint32_t type : {12u, 8u}) {
 		model m(type);
 
 		for (uint32_t rows : {1u, 16u, 64u})

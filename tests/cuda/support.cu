@@ -115,7 +115,7 @@ static const struct {
 	const char *name;
 	void (*run)(void);
 } checks[] = {{"weights", check_weights}, {"proj", check_proj}, {"ops", check_ops}, {"attn_decode", check_attn_decode},
-            {"prefill", check_prefill}, {"sample", check_sample}};
+            {"prefill", check_prefill}, {"sample", check_sample}, {"layer", check_layer}};
 void bench(void);
 
 int main(int argc, char **argv)

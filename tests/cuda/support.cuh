@@ -143,5 +143,6 @@ void check_ops(void);
 void check_attn_decode(void);
 void check_prefill(void);
 void check_sample(void);
+void check_layer(void);
 
 #endif
