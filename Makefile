@@ -116,9 +116,16 @@ $(eval $(call archive,fake,$(call obj,$(filter-out client/fake/main.c,$(FAKE))))
 $(eval $(call archive,ctl,$(call obj,$(filter-out client/aprctl/main.c,$(APRCTL)))))
 $(eval $(call archive,model,$(call obj,$(MODEL))))
 $(eval $(call archive,kernels,$(call obj,$(KERNELS))))
-$(eval $(call archive,engine,$(call obj,$(ENGINE))))
+$(eval $(call archive,engine,$(call obj,$(ENGINE)) $(B)/gen/build_id.o))
 $(eval $(call archive,daemon,$(call obj,$(DAEMON))))
 $(eval $(call archive,testsupport,$(call obj,$(SUPPORT))))
+
+# What decides an answer's bits, hashed: a part of every receipt (engine/numerics.c).
+$(B)/gen/build_id.c: $(call obj,$(ENGINE) $(MODEL) $(KERNELS)) scripts/build-id
+	@mkdir -p $(@D)
+	@scripts/build-id $(filter %.o,$^) >$@
+$(B)/gen/build_id.o: $(B)/gen/build_id.c
+	$(Q)$(CC) -std=gnu11 -fPIC -c -o $@ $<
 
 $(B)/$(SONAME): $(call obj,$(SHM) $(CLIENT)) client/libaprclient.map
 	$(call say,LINK)
