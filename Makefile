@@ -71,13 +71,13 @@ TESTS := $(sort $(wildcard tests/*/test_*.c))
 BENCHES := $(wildcard bench/bench_*.c)
 EXAMPLES := $(wildcard examples/*.c)
 
-PKGS := jansson liburing libutf8proc libconfuse libseccomp
+PKGS := jansson liburing libutf8proc libconfuse
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 # libbsd's overlay (strlcpy and friends from the usual headers): daemon and aprctl alone,
 # since libaprclient stands on libc
 BSD_CFLAGS := $(shell pkg-config --cflags libbsd-overlay 2>/dev/null)
 MODEL_LIBS := -lutf8proc
-DAEMON_LIBS := $(MODEL_LIBS) -ljansson -luring -lbsd -lconfuse -lseccomp -ldl -lm
+DAEMON_LIBS := $(MODEL_LIBS) -ljansson -luring -lbsd -lconfuse -ldl -lm
 CTL_LIBS := -ljansson -lbsd -lm
 
 PROGS := $(if $(wildcard daemon/main.c),$(B)/aprd) $(if $(APRCTL),$(B)/aprctl) $(if $(FAKE),$(B)/apr-fake-daemon)
