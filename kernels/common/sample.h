@@ -6,6 +6,11 @@
  * draw), the formulas, exp2, log2 and Philox that C and CUDA share. Does not own
  * where parameters come from (engine/sampling.h resolves request over file over
  * built-in). Pure functions; no allocation.
+ *
+ * The filters, exactly (kernels/common/sample_math.h has them for one id): ids are
+ * ranked by value, then by lowest id; top-k keeps the first k, so that k = 1 is
+ * greedy; top-p keeps the fewest first ids whose weights reach top_p of those of
+ * all that top-k kept, in 2^-40ths; min-p keeps by the ratio to the best.
  */
 #ifndef APR_KERNELS_COMMON_SAMPLE_H
 #define APR_KERNELS_COMMON_SAMPLE_H
@@ -44,7 +49,7 @@ struct apr_sample_result {
 };
 /* logits: n_vocab floats, not changed. work: apr_sample_work_bytes(n_vocab). position: of the token drawn.
  * raw log-probabilities are computed where want_logprob or n_top > 0. */
-size_t apr_sample_work_bytes(uint32_t n_vocab);
+size_t apr_sample_work_bytes(uint32_t n_vocab); /* 0: more than 2^22 ids; work is 8-aligned */
 void apr_sample(const float *logits, uint32_t n_vocab, const struct apr_sample_params *p, const struct apr_seen *seen,
                 uint32_t n_seen, uint32_t position, bool want_logprob, uint32_t n_top, void *work,
                 struct apr_sample_result *out);
