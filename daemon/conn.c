@@ -86,7 +86,7 @@ static void want_serving(struct worker *w, struct identity *who)
 
 static void unread_done(struct conn *k)
 {
-	if (k->unread) {
+	if (k->unread && k->who) {
 		k->unread = false;
 		k->who->unread--;
 	}
@@ -538,10 +538,11 @@ uint64_t conns_tick(struct worker *w, uint64_t now)
 
 void conns_bye(struct worker *w, enum apr_reason reason, const char *text)
 {
-	while (w->conns) {
-		if (!w->conns->admin)
-			conn_reply(w->conns, APR_FRAME_BYE, (int)reason, text, strlen(text));
-		conn_end(w, w->conns);
+	for (struct conn *k = w->conns, *next; k; k = next) {
+		next = k->next;
+		if (!k->admin)
+			conn_reply(k, APR_FRAME_BYE, (int)reason, text, strlen(text));
+		conn_end(w, k);
 	}
 }
 

@@ -143,7 +143,7 @@ void models_remove(struct models *m, struct served *s)
 	pthread_mutex_lock(&m->lock);
 	for (uint32_t i = 0; i < m->n_rows; i++) {
 		if (m->rows[i] == s) {
-			memmove(&m->rows[i], &m->rows[i + 1], (m->n_rows - i - 1) * sizeof(m->rows[0]));
+			memmove(&m->rows[i], &m->rows[i + 1], (m->n_rows - i - 1) * sizeof(struct served *));
 			m->n_rows--;
 			m->gen++;
 			break;

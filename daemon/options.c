@@ -105,9 +105,10 @@ static char *name_of(const char *path)
 	size_t n = strlen(name);
 	if (n > 5 && !strcasecmp(name + n - 5, ".gguf"))
 		name[n -= 5] = '\0';
-	unsigned part, parts;
-	int used = 0;
-	if (n > 15 && sscanf(name + n - 15, "-%5u-of-%5u%n", &part, &parts, &used) == 2 && used == 15)
+	/* "-00001-of-00003" */
+	const char *part = n > 15 ? name + n - 15 : "";
+	if (part[0] == '-' && strspn(part + 1, "0123456789") == 5 && !strncmp(part + 6, "-of-", 4) &&
+	    strspn(part + 10, "0123456789") == 5)
 		name[n - 15] = '\0';
 	return name;
 }

@@ -50,7 +50,7 @@ static void request_free(struct request *r)
 		stream_free(&r->runs[i].text);
 		free(r->runs[i].ids);
 	}
-	free((void *)(r->n_runs ? r->runs[0].text.stops : NULL));
+	free(r->stops);
 	free(r->runs);
 	free(r->params);
 	free(r->input);

@@ -73,6 +73,7 @@ struct request {
 	uint64_t parked_at;
 	bool queued, finished;
 	int result; /* what the FINAL will say */
+	struct stop *stops; /* of view, for all runs */
 	struct run *runs;
 	uint32_t n_runs, admitted, done;
 	uint32_t generated;

@@ -99,23 +99,19 @@ static struct request *pick(struct core *c, int p)
 static int make_runs(struct request *r)
 {
 	uint32_t n = r->sqe.op == APR_OP_GENERATE && r->sqe.n > 1 ? r->sqe.n : 1, len, pos = 0;
-	struct stop *stops = r->view.n_stop ? calloc(r->view.n_stop, sizeof(*stops)) : NULL;
 
+	r->stops = r->view.n_stop ? calloc(r->view.n_stop, sizeof(*r->stops)) : NULL;
 	r->runs = calloc(n, sizeof(*r->runs));
-	if (!r->runs || (r->view.n_stop && !stops)) {
-		free(stops);
-		free(r->runs);
-		r->runs = NULL;
-		return -ENOMEM;
-	}
+	if (!r->runs || (r->view.n_stop && !r->stops))
+		return -ENOMEM; /* the request ends, and they with it */
 	const uint8_t *text;
 	for (uint32_t i = 0; i < r->view.n_stop && apr_param_stop(&r->view, &pos, &text, &len); i++)
-		stops[i] = (struct stop){ text, len };
+		r->stops[i] = (struct stop){ text, len };
 	r->n_runs = n;
 	for (uint32_t i = 0; i < n; i++) {
 		r->runs[i].r = r;
 		r->runs[i].sample = (uint16_t)i;
-		stream_init(&r->runs[i].text, stops, r->view.n_stop);
+		stream_init(&r->runs[i].text, r->stops, r->view.n_stop);
 	}
 	return 0;
 }

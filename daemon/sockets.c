@@ -145,7 +145,7 @@ int sockets_open(struct listener *l, const char *path, gid_t group, mode_t mode,
 	l->fd = l->lock = -1;
 	if (strlen(path) + sizeof(".admin") > sizeof(l->path))
 		return fault(-ENAMETOOLONG, err, errlen, path, "too long for a socket's path");
-	strcpy(l->path, path);
+	memcpy(l->path, path, strlen(path) + 1);
 	int e = lock_beside(path, &l->lock, err, errlen);
 	if (!e)
 		e = clear_path(path, err, errlen);

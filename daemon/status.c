@@ -135,7 +135,7 @@ static json_t *session_rows(struct worker *w, const struct identity *who)
 			name[i] = s->name[i] >= 0x20 && s->name[i] < 0x7f ? s->name[i] : '?';
 		json_t *o = json_pack("{s:I,s:s,s:I,s:s,s:I,s:I,s:I,s:I,s:I,s:I}", "session", (json_int_t)s->id, "name", name, "uid",
 				      (json_int_t)s->who->uid, "tenant", s->who->tenant, "bytes",
-				      (json_int_t)(s->req.size + s->res.size), "sqes", (json_int_t)look(&n[APR_COUNT_SQES]), "cqes",
+				      (json_int_t)s->req.size + (json_int_t)s->res.size, "sqes", (json_int_t)look(&n[APR_COUNT_SQES]), "cqes",
 				      (json_int_t)look(&n[APR_COUNT_CQES]), "wakes", (json_int_t)look(&n[APR_COUNT_WAKES]), "parked",
 				      (json_int_t)look(&n[APR_COUNT_PARKED]), "tokens", (json_int_t)look(&n[APR_COUNT_TOKENS]));
 		json_array_append_new(all, o ? o : json_null());

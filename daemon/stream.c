@@ -15,7 +15,7 @@ void stream_init(struct stream *t, const struct stop *stops, uint32_t n_stops)
 void stream_free(struct stream *t)
 {
 	for (uint32_t i = 0; i < t->count; i++)
-		free(t->held[(t->first + i) % t->cap_held].top);
+		free(t->held[(t->first + i) & (t->cap_held - 1)].top);
 	free(t->held);
 	free(t->buf);
 	t->held = NULL;
@@ -25,7 +25,7 @@ void stream_free(struct stream *t)
 
 static struct held *held_at(const struct stream *t, uint32_t i)
 {
-	return &t->held[(t->first + i) % t->cap_held];
+	return &t->held[(t->first + i) & (t->cap_held - 1)];
 }
 
 static uint64_t end_of(const struct stream *t)
@@ -168,7 +168,7 @@ static int make_held(struct stream *t)
 {
 	if (t->count < t->cap_held)
 		return 0;
-	uint32_t cap = t->cap_held ? t->cap_held * 2 : 8;
+	uint32_t cap = t->cap_held ? t->cap_held * 2 : 8; /* powers of two */
 	struct held *h = calloc(cap, sizeof(*h));
 	if (!h)
 		return -ENOMEM;
@@ -228,7 +228,7 @@ int stream_push(struct stream *t, uint32_t id, float logprob, const char *piece,
 	}
 	h.end = h.begin + len; /* as if a stop had not cut it: what lies beyond is inside the stop */
 	h.chars = t->chars;
-	t->held[(t->first + t->count++) % t->cap_held] = h;
+	t->held[(t->first + t->count++) & (t->cap_held - 1)] = h;
 	return stopped;
 }
 
@@ -256,7 +256,7 @@ void stream_end(struct stream *t)
 static void drop_first(struct stream *t)
 {
 	free(held_at(t, 0)->top);
-	t->first = (t->first + 1) % t->cap_held;
+	t->first = (t->first + 1) & (t->cap_held - 1);
 	t->count--;
 }
 

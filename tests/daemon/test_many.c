@@ -90,8 +90,9 @@ static long pss_kib(pid_t pid)
 
 static int nothing_left(void)
 {
+	/* pages of a sequence that was given up in mid-step come back at the step's end */
 	return status_becomes(&d, "sessions", 0) && status_becomes(&d, "running", 0) && status_becomes(&d, "queued", 0) &&
-	       status_number(&d, "kv.pages_free") == status_number(&d, "kv.pages_total");
+	       status_becomes(&d, "kv.pages_free", status_number(&d, "kv.pages_total"));
 }
 
 static void daemon_up(void)
@@ -154,6 +155,9 @@ static void case12_killed_in_every_state(void)
 
 static void memory_and_descriptors_come_back(void)
 {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+	SKIP("a sanitizer keeps freed memory back");
+#endif
 	pid_t worker = (pid_t)status_number(&d, "worker_pid");
 
 	for (int i = 0; i < 3; i++)
