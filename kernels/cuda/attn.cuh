@@ -28,7 +28,6 @@ struct attn_args {
 	/* prefill */
 	const apr_cuda_attn_tile *tiles;
 	const uint32_t *n_tiles;
-	bool pdl;
 };
 
 /* A score in units of log2: s is q · k times 1 / unit, a power of two. factor: attn_factor of the row. */
@@ -78,7 +77,7 @@ static inline attn_args attn_args_of(const apr_cuda_launch *l, const apr_op_attn
 	a.scale = op->scale, a.softcap = op->softcap, a.window = op->window;
 	a.kv = {g->pool, g->table, g->max_pages_seq, g->n_layers, op->kv.index, (uint32_t)g->type, op->n_kv_heads, op->k_dim,
 	        op->v_dim, g->layer_bytes};
-	a.rows = l->rows, a.bucket = l->bucket, a.pdl = l->pdl;
+	a.rows = l->rows, a.bucket = l->bucket;
 	return a;
 }
 /* Shapes of the tensor-core kernels */

@@ -2,8 +2,7 @@
 /*
  * The decode ops of ops_cuda.h: which matrices go into one launch, with what ends.
  *
- * Owns: op arguments to proj_args; scratch. Host code alone, but for nothing. Does
- * not own kernels. One row: the projection's own prologue adds, norms and rounds;
+ * Owns: op arguments to proj_args; what scratch is for. Does not own kernels. One row: the projection's own prologue adds, norms and rounds;
  * more rows: a launch before it does that once for all blocks.
  */
 #include "kernels/cuda/launch.cuh"
@@ -89,7 +88,6 @@ static int run(const apr_cuda_launch *l, proj_call *c)
 	c->a.chunks = chunks_of(c->a.k);
 	c->a.columns = l->bucket;
 	c->a.rows = l->rows;
-	c->a.pdl = l->pdl;
 	if (c->a.k % 32 || (c->a.norm.x && c->a.k > ROW_MAX))
 		return -ENOTSUP;
 	rc = run_kind(l, c, false);

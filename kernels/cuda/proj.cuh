@@ -57,7 +57,6 @@ struct proj_args {
 	float scale, softcap;
 	/* ring */
 	uint32_t slot_bytes, slots, fold; /* fold: rounds between two epilogues */
-	bool pdl;
 };
 
 /* ---- activations ------------------------------------------------------------------------ */

@@ -84,13 +84,6 @@ DEV uint32_t lds32(uint32_t a)
 	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(a));
 	return v;
 }
-DEV uint16_t lds16(uint32_t a)
-{
-	uint16_t v;
-
-	asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(a));
-	return v;
-}
 DEV void cp_async16(uint32_t dst, const void *src, bool live) /* not live: 16 zero bytes */
 {
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(live ? 16 : 0) : "memory");

@@ -55,62 +55,57 @@ DEV uint32_t mat_of(const proj_args &a, uint32_t &unit)
 	return i;
 }
 
-/* The side of the ring that asks for stages: an item, a place in its chunk. The whole warp keeps it in step. What does
- * not change from item to item is worked out once a matrix: this runs between products. */
-struct feeder {
-	const uint8_t *src, *chunk; /* next bytes; the chunk's first, of the matrix's first unit */
-	uint32_t item, items, unit, step, slot, left;
-	uint32_t m, first, end, pair_bytes, chunk_bytes, stage_bytes, half_bytes; /* the matrix: its units first … end - 1 */
+/* The side of the ring that asks for stages: an item, a place in its chunk. The whole warp keeps it in step. From item to
+ * item of one matrix only a constant is added: this runs between products, whose speed instructions limit. */
+template <uint32_t MASK> struct feeder {
+	const uint8_t *src;
+	uint32_t left, slot, items;                /* bytes of this item's chunk, the slot to fill, items from this one on */
+	uint32_t unit, end, m, skip, chunk_bytes;  /* of the matrix: its last unit + 1, what lies between two items' chunks */
 
-	__device__ __forceinline__ void matrix(const proj_args &a, uint32_t i, uint32_t k_begin, uint32_t k_end)
+	static __device__ __forceinline__ uint32_t tile_of(const proj_args &a, uint32_t i)
 	{
-		const proj_mat &w = a.mat[i];
-		const uint32_t kt = tile_k(w.tile);
-
-		m = i;
-		first = end;
-		end += w.pairs;
-		half_bytes = tile_size(w.tile);
-		pair_bytes = w.pair_bytes;
-		stage_bytes = w.stage_bytes;
-		chunk = w.tiles + (size_t)(k_begin / kt) * 2 * half_bytes;
-		chunk_bytes = (k_end - k_begin + kt - 1) / kt * 2 * half_bytes;
+		return (MASK & (MASK - 1)) == 0 ? 31 - __clz(MASK) : a.mat[i].tile;
 	}
-	/* The item that is now at hand. Units only ascend. */
-	__device__ __forceinline__ void open(const proj_args &a, const work_list &w, uint32_t k_begin, uint32_t k_end)
+	/* The item at hand, from scratch: the first, the first of a matrix, a half */
+	__device__ __forceinline__ void open(const proj_args &a, const work_list &w, uint32_t step, uint32_t k_begin, uint32_t k_end)
 	{
-		const bool tail = item == w.rounds;
+		const bool half = items == 1 && w.tail == 2;
 
-		if (tail)
+		if (half)
 			unit = w.tail_unit;
 		while (unit >= end)
-			matrix(a, m + 1, k_begin, k_end);
-		src = chunk + (size_t)(unit - first) * pair_bytes;
-		left = chunk_bytes;
-		if (tail && w.tail == 2)
-			src += w.tail_half * half_bytes;
+			end += a.mat[++m].pairs;
+		const uint32_t tile = tile_of(a, m), size = tile_size(tile), kt = tile_k(tile), pair = a.mat[m].pair_bytes;
+
+		chunk_bytes = left = (k_end - k_begin + kt - 1) / kt * 2 * size;
+		skip = step * pair - chunk_bytes;
+		src = a.mat[m].tiles + (size_t)(unit - (end - a.mat[m].pairs)) * pair + (size_t)(k_begin / kt) * 2 * size +
+		      (half ? w.tail_half * size : 0);
 	}
-	__device__ __forceinline__ void start(const proj_args &a, const work_list &w, uint32_t workers, uint32_t me, uint32_t k_begin,
+	__device__ __forceinline__ void start(const proj_args &a, const work_list &w, uint32_t me, uint32_t step, uint32_t k_begin,
 	                                      uint32_t k_end)
 	{
-		unit = me, step = workers, end = item = slot = 0;
+		unit = me;
+		m = slot = 0;
+		end = a.mat[0].pairs;
 		items = w.rounds + (w.tail ? 1 : 0);
-		matrix(a, 0, k_begin, k_end);
 		if (items)
-			open(a, w, k_begin, k_end);
+			open(a, w, step, k_begin, k_end);
 	}
-	__device__ __forceinline__ void put(const proj_args &a, const work_list &w, uint32_t k_begin, uint32_t k_end, uint32_t ring,
-	                                    uint32_t bars)
+	__device__ __forceinline__ void put(const proj_args &a, const work_list &w, uint32_t step, uint32_t k_begin, uint32_t k_end,
+	                                    uint32_t ring, uint32_t bars)
 	{
-		if (item >= items)
+		if (!items)
 			return;
-		const uint32_t bytes = min(left, stage_bytes), dst = ring + slot * a.slot_bytes, bar = bars + slot * 8;
+		const uint32_t bytes = min(left, stage_size(tile_of(a, m))), dst = ring + slot * a.slot_bytes, bar = bars + slot * 8;
 
-		if (item == w.rounds && w.tail == 2) { /* one row tile of each two: the other's place keeps what it had, unused */
+		if (items == 1 && w.tail == 2) { /* one row tile of each two: the other's place keeps what it had, unused */
 			if (elect_one()) {
+				const uint32_t size = tile_size(tile_of(a, m));
+
 				mbar_expect(bar, bytes / 2);
-				for (uint32_t i = 0; i < bytes; i += 2 * half_bytes)
-					bulk_copy(dst + i, src + i, half_bytes, bar);
+				for (uint32_t i = 0; i < bytes; i += 2 * size)
+					bulk_copy(dst + i, src + i, size, bar);
 			}
 		} else if (elect_one()) {
 			mbar_expect(bar, bytes);
@@ -119,11 +114,15 @@ struct feeder {
 		src += bytes;
 		left -= bytes;
 		slot = slot + 1 == a.slots ? 0 : slot + 1;
-		if (!left) {
-			item++;
-			unit += step;
-			if (item < items)
-				open(a, w, k_begin, k_end);
+		if (left)
+			return;
+		items--;
+		unit += step;
+		if (unit < end && !(items == 1 && w.tail == 2)) {
+			src += skip;
+			left = chunk_bytes;
+		} else if (items) {
+			open(a, w, step, k_begin, k_end);
 		}
 	}
 };
@@ -141,9 +140,9 @@ struct reader { /* the side that multiplies */
 };
 
 /* One item: the chunk's products with two row tiles, stage by stage */
-template <int TILE, int NTM>
-static __device__ __forceinline__ void run_item(const proj_args &a, const work_list &w, uint32_t ring, uint32_t bars, feeder &f,
-                                                reader &rd, const Acts<NTM> &x, uint32_t k_begin, uint32_t k_end,
+template <int TILE, int NTM, uint32_t MASK>
+static __device__ __forceinline__ void run_item(const proj_args &a, const work_list &w, uint32_t step, uint32_t ring, uint32_t bars,
+                                                feeder<MASK> &f, reader &rd, const Acts<NTM> &x, uint32_t k_begin, uint32_t k_end,
                                                 float (*acc)[Acts<NTM>::NT][4])
 {
 	const int lane = threadIdx.x & 31;
@@ -162,7 +161,7 @@ static __device__ __forceinline__ void run_item(const proj_args &a, const work_l
 			s1.load(sp + tile_size(TILE), lane);
 			fence_reads_before_refill();
 			__syncwarp();
-			f.put(a, w, k_begin, k_end, ring, bars);
+			f.put(a, w, step, k_begin, k_end, ring, bars);
 			if (!NTM)
 				s0.mul(x, k, acc[0]);
 			s1.mul(x, k, acc[1]);
@@ -172,7 +171,7 @@ static __device__ __forceinline__ void run_item(const proj_args &a, const work_l
 			s.load(sp, lane, n);
 			fence_reads_before_refill();
 			__syncwarp();
-			f.put(a, w, k_begin, k_end, ring, bars);
+			f.put(a, w, step, k_begin, k_end, ring, bars);
 			s.mul(x, k, n, lane, acc);
 		}
 		rd.next(a.slots);
@@ -295,7 +294,7 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 	const uint32_t part_size = a.fold * WARPS * (NTM ? 36 * 8 * NTM : 32), parts = rounds > a.fold ? 2 : 1;
 	uint8_t *xs = (uint8_t *)(part + parts * part_size);
 	float unscale[2 * Acts<NTM>::NT];
-	feeder f;
+	feeder<MASK> f;
 	reader rd = {0, 0};
 	Acts<NTM> x;
 
@@ -305,9 +304,9 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 		mbar_init_fence();
 	}
 	__syncwarp();
-	f.start(a, w, workers, me, k_begin, k_end);
+	f.start(a, w, me, workers, k_begin, k_end);
 	for (uint32_t i = 0; i < a.slots; i++)
-		f.put(a, w, k_begin, k_end, ring, bars);
+		f.put(a, w, workers, k_begin, k_end, ring, bars);
 	pdl_next();
 	uint32_t n_cols;
 
@@ -343,7 +342,7 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 
 #define ITEM(T) \
 	if ((MASK >> T & 1) && (MASK == 1u << T || a.mat[m].tile == T)) \
-		run_item<T, NTM>(a, w, ring, bars, f, rd, x, k_begin, k_end, acc)
+		run_item<T, NTM, MASK>(a, w, workers, ring, bars, f, rd, x, k_begin, k_end, acc)
 			ITEM(APR_TILE_Q4_K);
 			ITEM(APR_TILE_Q6_K);
 			ITEM(APR_TILE_Q8_0);

@@ -249,8 +249,6 @@ static void bench_prefill_attn(void)
 
 void bench(void)
 {
-	bench_sample();
-	bench_prefill_attn();
 	static const char *const name[] = {"step", "attn_in", "attn", "o", "ffn_in", "down", "head"};
 
 	for (uint32_t type : {12u, 8u}) {
@@ -281,4 +279,6 @@ void bench(void)
 					stress(m, b, &st.l, rows, 60);
 			}
 	}
+	bench_sample();
+	bench_prefill_attn();
 }
