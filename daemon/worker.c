@@ -180,9 +180,11 @@ static void *loader_main(void *arg)
 		w->jobs = j->next;
 		if (!w->jobs)
 			w->jobs_tail = &w->jobs;
+		w->loader_busy = true;
 		pthread_mutex_unlock(&w->load_lock);
 		run_job(w, j);
 		pthread_mutex_lock(&w->load_lock);
+		w->loader_busy = false;
 	}
 	pthread_mutex_unlock(&w->load_lock);
 	return NULL;
@@ -477,16 +479,15 @@ static void finish(struct worker *w)
 	conns_bye(w, APR_REASON_SHUTDOWN, "aprd ends");
 	while ((w->sessions.n || loop_closing(w->io)) && apr_now_ns() < until)
 		turn(w, until);
-	if (w->sessions.n || loop_closing(w->io) || !w->loader_started || pthread_mutex_trylock(&w->load_lock))
+	if (w->sessions.n || loop_closing(w->io) || !w->loader_started)
+		_exit(w->failed);
+	pthread_mutex_lock(&w->load_lock);
+	if (w->loader_busy) /* in the middle of a model */
 		_exit(w->failed);
 	w->loader_stop = true;
 	pthread_cond_signal(&w->load_some);
 	pthread_mutex_unlock(&w->load_lock);
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	t.tv_sec++;
-	if (pthread_clockjoin_np(w->loader, NULL, CLOCK_MONOTONIC, &t))
-		_exit(w->failed); /* in the middle of a model */
+	pthread_join(w->loader, NULL);
 	static struct mail last; /* outlives the thread that reads it */
 	last.fn = core_stop;
 	mailbox_post(&w->core.box, &last);

@@ -61,6 +61,7 @@ struct worker {
 	pthread_cond_t load_some;
 	struct load_job *jobs, **jobs_tail;
 	bool loader_stop, loader_started;
+	bool loader_busy; /* a job is out of the list and not done */
 	uint32_t to_load; /* of the command line, not yet answered */
 	double load_done; /* of the model being loaded */
 	bool load_failed;
