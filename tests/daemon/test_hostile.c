@@ -269,12 +269,15 @@ static void passed_descriptors_block_nobody(void)
 	c->cmsg_len = CMSG_LEN(sizeof(int));
 	memcpy(CMSG_DATA(c), &fd, sizeof(fd));
 	ssize_t sent = sendmsg(h.sock, &msg, MSG_NOSIGNAL); /* EPERM where SO_PASSRIGHTS is off at the other end */
+	if (sent < 0) { /* it is still ours, and would block us */
+		struct linger none = { 1, 0 };
+		setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
+	}
 	close(fd);
 	double began = now_s();
 	for (int i = 0; i < 5; i++)
 		CU_ASSERT_TRUE(alive(&d));
 	CU_ASSERT_TRUE(now_s() - began < 5);
-	(void)sent;
 	hand_close(&h);
 	close(peer);
 }
