@@ -226,7 +226,7 @@ static void case14_a_long_prompt_freezes_nobody(void)
 	uint64_t space[16];
 	struct apr_params p;
 	uint32_t ids[2000];
-	double last = 0, longest = 0, sum = 0;
+	double last = 0, longest = 0;
 	unsigned n = 0;
 
 	apr_params_init(&p, space, sizeof(space));
@@ -242,10 +242,8 @@ static void case14_a_long_prompt_freezes_nobody(void)
 		if (end)
 			break;
 		double now = now_s();
-		if (n++) {
+		if (n++)
 			longest = now - last > longest ? now - last : longest;
-			sum += now - last;
-		}
 		last = now;
 		if (n == 100) {
 			for (uint32_t i = 0; i < 2000; i++)
