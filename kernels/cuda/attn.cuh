@@ -41,7 +41,8 @@ template <bool CAP> DEV float attn_score_as(const attn_args &a, float s, float f
 }
 DEV float attn_score(const attn_args &a, float s, float unit)
 {
-	return a.softcap != 0.0f ? attn_score_as<true>(a, s, attn_factor(a, unit)) : attn_score_as<false>(a, s, attn_factor(a, unit));
+	return a.softcap != 0.0f ? attn_score_as<true>(a, s, attn_factor(a, unit))
+	                         : attn_score_as<false>(a, s, attn_factor(a, unit));
 }
 /* First key that the row at pos sees */
 DEV uint32_t attn_first(uint32_t pos, uint32_t window)
@@ -61,10 +62,7 @@ struct attn_merge { /* of one row and head: (M, L) so far; factors for the accum
 		l = fmaf(l, keep, ls * add);
 		m = mn;
 	}
-	__device__ __forceinline__ float sum(float total, float o) const
-	{
-		return fmaf(total, keep, o * add);
-	}
+	__device__ __forceinline__ float sum(float total, float o) const { return fmaf(total, keep, o * add); }
 };
 
 static inline attn_args attn_args_of(const apr_cuda_launch *l, const apr_op_attn *op)
@@ -75,15 +73,16 @@ static inline attn_args attn_args_of(const apr_cuda_launch *l, const apr_op_attn
 	a.q = op->q, a.o = op->o;
 	a.n_heads = op->n_heads, a.group = op->n_heads / op->n_kv_heads;
 	a.scale = op->scale, a.softcap = op->softcap, a.window = op->window;
-	a.kv = {g->pool, g->table, g->max_pages_seq, g->n_layers, op->kv.index, (uint32_t)g->type, op->n_kv_heads, op->k_dim,
-	        op->v_dim, g->layer_bytes};
+	a.kv = {g->pool,           g->table,       g->max_pages_seq, g->n_layers, op->kv.index,
+	        (uint32_t)g->type, op->n_kv_heads, op->k_dim,        op->v_dim,   g->layer_bytes};
 	a.rows = l->rows, a.bucket = l->bucket;
 	return a;
 }
 /* Shapes of the tensor-core kernels */
 static inline bool attn_on_tensor_cores(const apr_op_attn *op)
 {
-	return op->kv.group->type == APR_KV_F16 && op->k_dim % 16 == 0 && op->v_dim % 16 == 0 && op->k_dim <= 256 && op->v_dim <= 256;
+	return op->kv.group->type == APR_KV_F16 && op->k_dim % 16 == 0 && op->v_dim % 16 == 0 && op->k_dim <= 256 &&
+	       op->v_dim <= 256;
 }
 
 int attn_plain_launch(const apr_cuda_launch *l, const attn_args *a);

@@ -17,9 +17,19 @@
 HD uint32_t block_elems(uint32_t type)
 {
 	switch (type) {
-	case APR_TYPE_F32: case APR_TYPE_F16: case APR_TYPE_BF16: return 1;
-	case APR_TYPE_Q4_0: case APR_TYPE_Q4_1: case APR_TYPE_Q5_0: case APR_TYPE_Q5_1: case APR_TYPE_Q8_0: return 32;
-	case APR_TYPE_Q2_K: case APR_TYPE_Q3_K: case APR_TYPE_Q4_K: case APR_TYPE_Q5_K: case APR_TYPE_Q6_K: return 256;
+	case APR_TYPE_F32:
+	case APR_TYPE_F16:
+	case APR_TYPE_BF16: return 1;
+	case APR_TYPE_Q4_0:
+	case APR_TYPE_Q4_1:
+	case APR_TYPE_Q5_0:
+	case APR_TYPE_Q5_1:
+	case APR_TYPE_Q8_0: return 32;
+	case APR_TYPE_Q2_K:
+	case APR_TYPE_Q3_K:
+	case APR_TYPE_Q4_K:
+	case APR_TYPE_Q5_K:
+	case APR_TYPE_Q6_K: return 256;
 	default: return 0;
 	}
 }
@@ -27,7 +37,8 @@ HD uint32_t block_size(uint32_t type)
 {
 	switch (type) {
 	case APR_TYPE_F32: return 4;
-	case APR_TYPE_F16: case APR_TYPE_BF16: return 2;
+	case APR_TYPE_F16:
+	case APR_TYPE_BF16: return 2;
 	case APR_TYPE_Q4_0: return 18;
 	case APR_TYPE_Q4_1: return 20;
 	case APR_TYPE_Q5_0: return 22;
@@ -67,7 +78,8 @@ HD uint32_t block_code(uint32_t type, const uint8_t *b, uint32_t k)
 	case APR_TYPE_Q4_K: return b[16 + sub / 2 * 32 + l] >> (sub % 2 * 4) & 15;
 	case APR_TYPE_Q5_K: return (b[48 + sub / 2 * 32 + l] >> (sub % 2 * 4) & 15) | (b[16 + l] >> sub & 1) << 4;
 	case APR_TYPE_Q6_K:
-		return (b[half * 64 + sub % 2 * 32 + l] >> (sub % 4 / 2 * 4) & 15) | (b[128 + half * 32 + l] >> (sub % 4 * 2) & 3) << 4;
+		return (b[half * 64 + sub % 2 * 32 + l] >> (sub % 4 / 2 * 4) & 15) |
+		       (b[128 + half * 32 + l] >> (sub % 4 * 2) & 3) << 4;
 	default: return 0;
 	}
 }
@@ -99,16 +111,17 @@ HD block_scale block_scale_of(uint32_t type, const uint8_t *b, uint32_t k)
 	case APR_TYPE_Q4_1:
 	case APR_TYPE_Q5_1: return {apr_half_to_f32(le16(b)), apr_half_to_f32(le16(b + 2)), 0, true};
 	case APR_TYPE_Q2_K:
-		return {apr_half_to_f32(le16(b + 80)) * (float)(b[s] & 15), -(apr_half_to_f32(le16(b + 82)) * (float)(b[s] >> 4)), 0,
-		        true};
+		return {apr_half_to_f32(le16(b + 80)) * (float)(b[s] & 15),
+		        -(apr_half_to_f32(le16(b + 82)) * (float)(b[s] >> 4)), 0, true};
 	case APR_TYPE_Q3_K:
 		return {apr_half_to_f32(le16(b + 108)) *
-		                (float)((int)((t[s % 8] >> (s < 8 ? 0 : 4) & 15) | (t[8 + s % 4] >> (2 * (s / 4)) & 3) << 4) - 32),
+		                (float)((int)((t[s % 8] >> (s < 8 ? 0 : 4) & 15) | (t[8 + s % 4] >> (2 * (s / 4)) & 3) << 4) -
+		                        32),
 		        0, 4, false};
 	case APR_TYPE_Q4_K:
 	case APR_TYPE_Q5_K:
-		return {apr_half_to_f32(le16(b)) * (float)scale6(b + 4, j), -(apr_half_to_f32(le16(b + 2)) * (float)min6(b + 4, j)), 0,
-		        true};
+		return {apr_half_to_f32(le16(b)) * (float)scale6(b + 4, j),
+		        -(apr_half_to_f32(le16(b + 2)) * (float)min6(b + 4, j)), 0, true};
 	case APR_TYPE_Q6_K: return {apr_half_to_f32(le16(b + 208)) * (float)(int8_t)b[192 + s], 0, 32, false};
 	default: return {0, 0, 0, false};
 	}

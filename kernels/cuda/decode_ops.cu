@@ -23,7 +23,8 @@ extern "C" size_t apr_cuda_scratch_bytes(const apr_cuda_limits *l)
 	if (k > 1u << 20 || l->n_ctx > 1u << 28 || l->n_heads > 4096 || l->v_dim > 4096 || l->k_dim > 4096)
 		return 0;
 	/* the context is rounded up to pages, then to segments */
-	return SCRATCH_COUNTERS + max_size(acts_bytes((uint32_t)k) + kv, part_bytes(rows, l->n_heads, l->v_dim, l->n_ctx + 64));
+	return SCRATCH_COUNTERS +
+	       max_size(acts_bytes((uint32_t)k) + kv, part_bytes(rows, l->n_heads, l->v_dim, l->n_ctx + 64));
 }
 
 /* One op's launches: its matrices, at most three, all reading the same rows of k. */
@@ -94,8 +95,8 @@ static int run(const apr_cuda_launch *l, proj_call *c)
 	return rc ? rc : run_kind(l, c, true);
 }
 
-static void set_norm(proj_args *a, const float *x, const float *y, float *x_out, const apr_norm &post, const apr_norm &norm,
-                     uint32_t n)
+static void set_norm(proj_args *a, const float *x, const float *y, float *x_out, const apr_norm &post,
+                     const apr_norm &norm, uint32_t n)
 {
 	a->norm = {x, y, x_out, {post.w, post.eps}, {norm.w, norm.eps}, n, NULL};
 	a->k = n;
@@ -174,8 +175,8 @@ extern "C" int apr_cuda_decode_attn_in(const apr_cuda_launch *l, const apr_op_at
 	set_norm(&c.a, op->x, op->y, op->x_out, op->post, op->norm, op->n_embd);
 	c.a.n_live = l->rows.n;
 	c.a.rope = op->rope;
-	c.a.kv = {g->pool, g->table, g->max_pages_seq, g->n_layers, op->kv.index, (uint32_t)g->type, op->n_kv_heads, op->k_dim,
-	          op->v_dim, g->layer_bytes};
+	c.a.kv = {g->pool,           g->table,       g->max_pages_seq, g->n_layers, op->kv.index,
+	          (uint32_t)g->type, op->n_kv_heads, op->k_dim,        op->v_dim,   g->layer_bytes};
 	c.a.n_mats = 3;
 	/* heads that are normed first, or turned across rows of the tiles, take a launch more; its biases come then */
 	c.a.mat[0] = mat_args(op->wq, whole ? op->bq : NULL, op->q, n_q, whole ? PROJ_QUERY : PROJ_STORE);
@@ -183,7 +184,8 @@ extern "C" int apr_cuda_decode_attn_in(const apr_cuda_launch *l, const apr_op_at
 	c.a.mat[2] = mat_args(op->wv, op->bv, NULL, 0, PROJ_VALUE);
 	c.a.mat[0].dim = c.a.mat[1].dim = op->k_dim;
 	c.a.mat[2].dim = op->v_dim;
-	if (!whole && SCRATCH_COUNTERS + acts_bytes(op->n_embd) + (size_t)l->bucket * n_k * sizeof(float) > l->scratch_bytes)
+	if (!whole &&
+	    SCRATCH_COUNTERS + acts_bytes(op->n_embd) + (size_t)l->bucket * n_k * sizeof(float) > l->scratch_bytes)
 		return -EINVAL;
 	rc = run(l, &c);
 	if (rc || whole)

@@ -11,15 +11,14 @@
 #include <errno.h>
 
 /* smem beyond 48 KB needs the kernel's own permission, which is the same for every call. */
-template <typename... Params, typename... Args>
-static inline int launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t smem, cudaStream_t stream, bool pdl,
-                         Args... args)
+template <typename... Params, typename... Args> static inline int
+launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t smem, cudaStream_t stream, bool pdl, Args... args)
 {
 	cudaLaunchConfig_t c = {};
 	cudaLaunchAttribute a[1];
 
-	if (smem > 48 * 1024 &&
-	    cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) != cudaSuccess)
+	if (smem > 48 * 1024 && cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+	                                             (int)smem) != cudaSuccess)
 		return -EIO;
 	a[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
 	a[0].val.programmaticStreamSerializationAllowed = 1;

@@ -43,7 +43,14 @@ struct apr_seen; /* kernels/common/sample.h */
 
 /* How a weight lies in decode tiles. Types without tiles of their own become F16. */
 enum apr_cuda_tile {
-	APR_TILE_Q4_K, APR_TILE_Q6_K, APR_TILE_Q8_0, APR_TILE_Q4_1, APR_TILE_Q5_0, APR_TILE_F16, APR_TILE_BF16, APR_TILE_N
+	APR_TILE_Q4_K,
+	APR_TILE_Q6_K,
+	APR_TILE_Q8_0,
+	APR_TILE_Q4_1,
+	APR_TILE_Q5_0,
+	APR_TILE_F16,
+	APR_TILE_BF16,
+	APR_TILE_N
 };
 
 /* Order of rows in the tiles, so that what an epilogue joins lies side by side. */
@@ -53,7 +60,7 @@ enum apr_cuda_order {
 	APR_ORDER_GATE_UP      /* eight rows of the first matrix, eight of the second, and so on */
 };
 
-struct apr_mat { /* lives as long as the model; everything it points to is device memory */
+struct apr_mat {          /* lives as long as the model; everything it points to is device memory */
 	uint32_t type;        /* enum apr_type, as in the file */
 	uint32_t tile;        /* enum apr_cuda_tile */
 	uint32_t n_in, n_out; /* n_out counts both matrices of APR_ORDER_GATE_UP */
@@ -123,24 +130,27 @@ struct apr_cuda_gemm_in {
 /* x_out = x + post(y); h = norm(x_out) → dst. y NULL: x_out = x. */
 int apr_cuda_prefill_norm(const struct apr_cuda_launch *l, const float *x, const float *y, float *x_out,
                           struct apr_norm post, struct apr_norm norm, uint32_t n, const struct apr_cuda_gemm_in *dst);
-int apr_cuda_prefill_convert(const struct apr_cuda_launch *l, const float *in, uint32_t n, const struct apr_cuda_gemm_in *dst);
+int apr_cuda_prefill_convert(const struct apr_cuda_launch *l, const float *in, uint32_t n,
+                             const struct apr_cuda_gemm_in *dst);
 /* q, k, v: GEMM outputs, ld floats between rows: bias, norm of each head, rotation; q to op->q, k and v to pages, in one
  * launch. q may be op->q itself (ld_q the same). op's x, y and matrices are not looked at. */
-int apr_cuda_prefill_heads(const struct apr_cuda_launch *l, const struct apr_op_attn_in *op, const float *q, uint32_t ld_q,
-                           const float *k, uint32_t ld_k, const float *v, uint32_t ld_v, const float *scale);
+int apr_cuda_prefill_heads(const struct apr_cuda_launch *l, const struct apr_op_attn_in *op, const float *q,
+                           uint32_t ld_q, const float *k, uint32_t ld_k, const float *v, uint32_t ld_v,
+                           const float *scale);
 /* a = act(gate) · up, or act(up) where gate is NULL; ld floats between rows of each */
-int apr_cuda_prefill_act(const struct apr_cuda_launch *l, uint32_t act, const float *gate, const float *up, uint32_t ld, float *a,
-                         uint32_t n, const float *scale);
+int apr_cuda_prefill_act(const struct apr_cuda_launch *l, uint32_t act, const float *gate, const float *up, uint32_t ld,
+                         float *a, uint32_t n, const float *scale);
 /* y = y · scale + bias, in place; either may be NULL */
-int apr_cuda_prefill_finish(const struct apr_cuda_launch *l, float *y, uint32_t n, const float *scale, const float *bias);
+int apr_cuda_prefill_finish(const struct apr_cuda_launch *l, float *y, uint32_t n, const float *scale,
+                            const float *bias);
 
 /* At most 64 consecutive positions of one sequence in consecutive rows; tiles of a step in any order (heaviest first is
  * fastest), in device memory. A row's result does not depend on how rows are cut into tiles. */
 struct apr_cuda_attn_tile {
 	uint32_t slot, row, rows, pos; /* row, pos: of the first */
 };
-int apr_cuda_prefill_attn(const struct apr_cuda_launch *l, const struct apr_op_attn *op, const struct apr_cuda_attn_tile *tiles,
-                          const uint32_t *n_tiles, uint32_t max_tiles);
+int apr_cuda_prefill_attn(const struct apr_cuda_launch *l, const struct apr_op_attn *op,
+                          const struct apr_cuda_attn_tile *tiles, const uint32_t *n_tiles, uint32_t max_tiles);
 
 /* ---- choosing tokens ------------------------------------------------------------------ */
 
@@ -154,17 +164,17 @@ struct apr_cuda_draw {
 	uint64_t seed;
 	uint32_t sample, position;
 	uint32_t n_bias, n_seen;
-	const uint32_t *bias_id;        /* device; an id may stand more than once */
+	const uint32_t *bias_id; /* device; an id may stand more than once */
 	const float *bias;
-	const struct apr_seen *seen;    /* device; each id once */
-	uint32_t score_id;              /* SCORE: whose log-probability */
+	const struct apr_seen *seen; /* device; each id once */
+	uint32_t score_id;           /* SCORE: whose log-probability */
 	uint32_t want_logprob, n_top;
 };
 /* What comes of it. step is stored last, with release at system scope: a reader that acquires it has the rest. */
 struct apr_cuda_record {
 	uint32_t id;
-	float logprob;        /* of the raw logits; where asked for */
-	uint32_t numeric;     /* NaN or +inf among the logits, or nothing left to draw: id is meaningless */
+	float logprob;    /* of the raw logits; where asked for */
+	uint32_t numeric; /* NaN or +inf among the logits, or nothing left to draw: id is meaningless */
 	uint32_t n_top;
 	uint32_t reserved[11];
 	uint32_t step;

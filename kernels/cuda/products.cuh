@@ -54,16 +54,31 @@ template <int NTM> struct Acts {
 			p.gmem[n] = p.gmem[n - 1] + tile_stride;
 		return p;
 	}
-	__device__ __forceinline__ place f16(uint32_t k32) const { return at(k32, X_ONE_F16, X_EIGHT_F16); }
-	__device__ __forceinline__ place bf16(uint32_t k32) const { return at(k32, X_ONE_BF16, X_EIGHT_BF16); }
+	__device__ __forceinline__ place f16(uint32_t k32) const
+	{
+		return at(k32, X_ONE_F16, X_EIGHT_F16);
+	}
+	__device__ __forceinline__ place bf16(uint32_t k32) const
+	{
+		return at(k32, X_ONE_BF16, X_EIGHT_BF16);
+	}
 	static __device__ __forceinline__ uint4 read(const place &p, int n, uint32_t one, uint32_t eight)
 	{
 		return NTM == 0 ? lds128(p.smem + one) : *(const uint4 *)(p.gmem[n] + eight);
 	}
 	/* Group gi after the place; the sums of the 256 that begin at the place; a low part of BF16 */
-	static __device__ __forceinline__ uint4 group(const place &p, int n, int gi) { return read(p, n, gi * 64, gi * 512); }
-	static __device__ __forceinline__ uint4 sums(const place &p, int n) { return read(p, n, 512, 4096); }
-	static __device__ __forceinline__ uint4 low(const place &p, int n, int gi) { return read(p, n, 512 + gi * 64, 4096 + gi * 512); }
+	static __device__ __forceinline__ uint4 group(const place &p, int n, int gi)
+	{
+		return read(p, n, gi * 64, gi * 512);
+	}
+	static __device__ __forceinline__ uint4 sums(const place &p, int n)
+	{
+		return read(p, n, 512, 4096);
+	}
+	static __device__ __forceinline__ uint4 low(const place &p, int n, int gi)
+	{
+		return read(p, n, 512 + gi * 64, 4096 + gi * 512);
+	}
 };
 
 /* ---- bits to FP16 -------------------------------------------------------------------- */
@@ -179,7 +194,8 @@ template <> struct Stage<APR_TILE_Q4_K> {
 #pragma unroll
 			for (int r = 0; r < 2; r++) {
 				const uint4 &qq = q[r][gi >> 1];
-				float f0 = small_byte(gi < 4 ? lo0[r] : hi0[r], gi & 3), f1 = small_byte(gi < 4 ? lo1[r] : hi1[r], gi & 3);
+				float f0 = small_byte(gi < 4 ? lo0[r] : hi0[r], gi & 3),
+					  f1 = small_byte(gi < 4 ? lo1[r] : hi1[r], gi & 3);
 				uint32_t a[4], b[4];
 
 				q4k_operand(gi & 1 ? qq.z : qq.x, a);
@@ -197,10 +213,10 @@ template <> struct Stage<APR_TILE_Q4_K> {
 		finish<NTM>(at, lane, lo0, hi0, lo1, hi1, blk, acc);
 	}
 	/* acc += d · (blk - 256 · Σ scale · offset sum) - dmin · Σ min · sum: one product each over the eight groups */
-	template <int NTM> __device__ __forceinline__ void finish(const typename Acts<NTM>::place &at, int lane, const uint32_t *lo0,
-	                                                          const uint32_t *hi0, const uint32_t *lo1, const uint32_t *hi1,
-	                                                          float (*blk)[Acts<NTM>::NT][4],
-	                                                          float (*acc)[Acts<NTM>::NT][4]) const
+	template <int NTM>
+	__device__ __forceinline__ void finish(const typename Acts<NTM>::place &at, int lane, const uint32_t *lo0,
+	                                       const uint32_t *hi0, const uint32_t *lo1, const uint32_t *hi1,
+	                                       float (*blk)[Acts<NTM>::NT][4], float (*acc)[Acts<NTM>::NT][4]) const
 	{
 		const int NT = Acts<NTM>::NT;
 		const float zero[4] = {0, 0, 0, 0};
@@ -266,7 +282,8 @@ template <> struct Stage<APR_TILE_Q6_K> { /* one row tile at a time: two do not 
 			blk[n][0] = blk[n][1] = blk[n][2] = blk[n][3] = 0.0f;
 #pragma unroll
 		for (int gi = 0; gi < 8; gi++) {
-			uint32_t w0 = word(q[gi >> 1], gi % 2 * 2), w1 = word(q[gi >> 1], gi % 2 * 2 + 1), w2 = word(f[gi >> 2], gi & 3);
+			uint32_t w0 = word(q[gi >> 1], gi % 2 * 2), w1 = word(q[gi >> 1], gi % 2 * 2 + 1),
+					 w2 = word(f[gi >> 2], gi & 3);
 
 #pragma unroll
 			for (int n = 0; n < NT; n++)
@@ -276,7 +293,8 @@ template <> struct Stage<APR_TILE_Q6_K> { /* one row tile at a time: two do not 
 				uint32_t a[4], w = h ? w1 : w0;
 				uint32_t g = (w & 0x0f0f0f0fu) | ((h ? w2 : w2 << 4) & 0x30303030u);
 				uint32_t g8 = (w >> 4 & 0x0f0f0f0fu) | ((h ? w2 >> 2 : w2 << 2) & 0x30303030u);
-				float c0 = signed_byte(word(s0, gi >> 1), gi % 2 * 2 + h), c1 = signed_byte(word(s1, gi >> 1), gi % 2 * 2 + h);
+				float c0 = signed_byte(word(s0, gi >> 1), gi % 2 * 2 + h),
+					  c1 = signed_byte(word(s1, gi >> 1), gi % 2 * 2 + h);
 
 				bytes_operand<32>(g, g8, a);
 #pragma unroll
@@ -397,7 +415,8 @@ template <> struct Stage<APR_TILE_Q4_1> {
 #pragma unroll
 					for (int r = 0; r < 2; r++) {
 						uint32_t w0 = gi ? q[i][r].z : q[i][r].x, w1 = gi ? q[i][r].w : q[i][r].y;
-						const uint32_t part[4] = {w0 & 0x0f0f0f0fu, w0 >> 4 & 0x0f0f0f0fu, w1 & 0x0f0f0f0fu, w1 >> 4 & 0x0f0f0f0fu};
+						const uint32_t part[4] = {w0 & 0x0f0f0f0fu, w0 >> 4 & 0x0f0f0f0fu, w1 & 0x0f0f0f0fu,
+						                          w1 >> 4 & 0x0f0f0f0fu};
 
 						mul_bytes32<0, NT>(part, __byte_perm(s[i][r][gi].x, s[i][r][gi].y, 0x5410), xv, acc[r]);
 					}
@@ -466,7 +485,8 @@ template <> struct Stage<APR_TILE_Q5_0> {
 #pragma unroll
 					for (int r = 0; r < 2; r++) {
 						uint32_t w0 = gi ? q[i][r].z : q[i][r].x, w1 = gi ? q[i][r].w : q[i][r].y, part[4];
-						uint32_t h = gi ? f[i][r] : f[i][r] << 4; /* fifth bit of part p now at bit 4 + p of each byte */
+						uint32_t h =
+								gi ? f[i][r] : f[i][r] << 4; /* fifth bit of part p now at bit 4 + p of each byte */
 
 						part[0] = (w0 & 0x0f0f0f0fu) | (h & 0x10101010u);
 						part[1] = (w0 >> 4 & 0x0f0f0f0fu) | (h >> 1 & 0x10101010u);
@@ -519,7 +539,9 @@ template <bool BF16> struct StageReal {
 				}
 	}
 };
-template <> struct Stage<APR_TILE_F16> : StageReal<false> {};
-template <> struct Stage<APR_TILE_BF16> : StageReal<true> {};
+template <> struct Stage<APR_TILE_F16> : StageReal<false> {
+};
+template <> struct Stage<APR_TILE_BF16> : StageReal<true> {
+};
 
 #endif

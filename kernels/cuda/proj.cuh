@@ -48,9 +48,9 @@ struct proj_args {
 	size_t acts_tile;    /* bytes of eight columns */
 	bool bf16;
 	/* columns */
-	uint32_t columns;        /* of the bucket */
-	const uint32_t *n_live;  /* columns that exist */
-	const uint32_t *pick;    /* or NULL: row of `in`, x, y that a column is (one column only) */
+	uint32_t columns;       /* of the bucket */
+	const uint32_t *n_live; /* columns that exist */
+	const uint32_t *pick;   /* or NULL: row of `in`, x, y that a column is (one column only) */
 	apr_cuda_rows rows;
 	apr_rope_table rope;
 	proj_kv kv;
@@ -131,13 +131,15 @@ DEV void load_heads(const proj_args &a, proj_heads *h, uint32_t col0, uint32_t n
 		h->page[c] = slot == APR_CUDA_DEAD ? NULL : kv_page(a.kv, slot, pos);
 	}
 	if (c >= 32 && c - 32 < a.rope.n_rot / 2 && c - 32 < 128 && col0 < n_cols)
-		h->turn[c - 32] = *(const float2 *)(a.rope.cos_sin + ((size_t)a.rows.pos[col0] * (a.rope.n_rot / 2) + c - 32) * 2);
+		h->turn[c - 32] =
+				*(const float2 *)(a.rope.cos_sin + ((size_t)a.rows.pos[col0] * (a.rope.n_rot / 2) + c - 32) * 2);
 }
 
 /* ---- the epilogues: one sum a lane; lanes are 32 neighbouring rows of the tiles --------------- */
 
 /* p: row in the tiles; c: the column's place in the block; live: it and its column exist (all lanes call, since neighbours are exchanged) */
-DEV void proj_finish(const proj_args &a, const proj_mat &m, const proj_heads &h, uint32_t p, uint32_t col, uint32_t c, float v, bool live)
+DEV void proj_finish(const proj_args &a, const proj_mat &m, const proj_heads &h, uint32_t p, uint32_t col, uint32_t c,
+                     float v, bool live)
 {
 	row_home home = row_home_of(m.order, m.dim, m.half, p);
 	float other;
@@ -165,8 +167,9 @@ DEV void proj_finish(const proj_args &a, const proj_mat &m, const proj_heads &h,
 		return;
 	const uint32_t r = p % m.dim, pair = r >> 1;
 	if (m.end != PROJ_VALUE && r < a.rope.n_rot && a.rope.kind) {
-		float2 cs = c == 0 && pair < 128 ? h.turn[pair]
-		                                 : *(const float2 *)(a.rope.cos_sin + ((size_t)h.pos[c] * (a.rope.n_rot / 2) + pair) * 2);
+		float2 cs = c == 0 && pair < 128
+		                    ? h.turn[pair]
+		                    : *(const float2 *)(a.rope.cos_sin + ((size_t)h.pos[c] * (a.rope.n_rot / 2) + pair) * 2);
 
 		v = rotate_one(v, other, r & 1, cs.x, cs.y);
 	}

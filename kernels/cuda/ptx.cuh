@@ -48,12 +48,15 @@ DEV void mbar_expect(uint32_t bar, uint32_t bytes)
 DEV void mbar_wait(uint32_t bar, uint32_t phase)
 {
 	asm volatile("{\n.reg .pred p;\nTRY:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\n"
-	             "bra TRY;\nDONE:\n}" ::"r"(bar), "r"(phase) : "memory");
+	             "bra TRY;\nDONE:\n}" ::"r"(bar),
+	             "r"(phase)
+	             : "memory");
 }
 DEV void bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 {
 	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
-	             "l"(src), "r"(bytes), "r"(bar) : "memory");
+	             "l"(src), "r"(bytes), "r"(bar)
+	             : "memory");
 }
 /* Before the copy engine refills memory that this warp has read by ordinary loads: the
  * refill is another proxy, not ordered after them without this. Followed by __syncwarp. */
@@ -100,10 +103,14 @@ template <bool TRANS> DEV void ldmatrix4(uint32_t *r, uint32_t a)
 {
 	if (TRANS)
 		asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-		             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory");
+		             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+		             : "r"(a)
+		             : "memory");
 	else
 		asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-		             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory");
+		             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+		             : "r"(a)
+		             : "memory");
 }
 
 /* ---- tensor cores: d = a · b + c, 16 × 8 × 16, F32 sums ------------------------------ */

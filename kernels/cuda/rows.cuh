@@ -73,7 +73,7 @@ struct norm_args {
 	const float *w; /* NULL: none */
 	float eps;
 };
-struct add_norm_args { /* of one row: x_out = x + post(y); h = norm(x_out) */
+struct add_norm_args {  /* of one row: x_out = x + post(y); h = norm(x_out) */
 	const float *x, *y; /* y NULL: none */
 	float *x_out;       /* NULL: not kept */
 	norm_args post, norm;
@@ -185,7 +185,8 @@ DEV float act_unscale(float scale)
 /* Where the 16 B piece of (32-group k32, lane column t) goes, and the sums: base + these. EIGHT: column g of a tile. */
 template <bool EIGHT> DEV uint32_t act_at(uint32_t k32, uint32_t g, uint32_t t)
 {
-	return EIGHT ? (k32 >> 3) * X_EIGHT_F16 + (k32 & 7) * 512 + g * 64 + t * 16 : (k32 >> 3) * X_ONE_F16 + (k32 & 7) * 64 + t * 16;
+	return EIGHT ? (k32 >> 3) * X_EIGHT_F16 + (k32 & 7) * 512 + g * 64 + t * 16
+	             : (k32 >> 3) * X_ONE_F16 + (k32 & 7) * 64 + t * 16;
 }
 template <bool EIGHT> DEV uint32_t act_sums_at(uint32_t k32, uint32_t g)
 {
@@ -208,7 +209,8 @@ DEV void act_load(float *v, const float *row, uint32_t k32, uint32_t t, uint32_t
 }
 /* Rounds them, stores them and, with the group's four lanes together, the group's sums. All 32 lanes call; live: this
  * lane's group exists. */
-template <bool EIGHT> DEV void act_store(const float *v, float scale, uint8_t *dst, uint32_t k32, uint32_t g, uint32_t t, bool live)
+template <bool EIGHT>
+DEV void act_store(const float *v, float scale, uint8_t *dst, uint32_t k32, uint32_t g, uint32_t t, bool live)
 {
 	uint4 d = make_uint4(pack_half2(v[0] * scale, v[1] * scale), pack_half2(v[2] * scale, v[3] * scale),
 	                     pack_half2(v[4] * scale, v[5] * scale), pack_half2(v[6] * scale, v[7] * scale));
@@ -248,7 +250,8 @@ template <bool EIGHT> DEV void act_store_bf16(const float *v, uint8_t *dst, uint
 }
 
 /* One warp makes 32-groups b … e - 1 of a row ready; returns the scale (1 for BF16). */
-template <bool EIGHT> DEV float act_chunk(const float *row, uint32_t n, uint32_t b, uint32_t e, bool bf16, uint8_t *dst, uint32_t g)
+template <bool EIGHT>
+DEV float act_chunk(const float *row, uint32_t n, uint32_t b, uint32_t e, bool bf16, uint8_t *dst, uint32_t g)
 {
 	const uint32_t lane = threadIdx.x & 31, t = lane & 3;
 	float v[4][8], amax = 0.0f, scale = 1.0f;

@@ -25,7 +25,8 @@ static __global__ void __launch_bounds__(256) attn_plain(const __grid_constant__
 {
 	__shared__ float p[APR_KV_SEGMENT], red[16];
 	extern __shared__ float q[]; /* [k_dim], then [v_dim] sums */
-	const uint32_t head = blockIdx.x, row = blockIdx.y, kvh = head / a.group, lane = threadIdx.x & 31, w = threadIdx.x >> 5;
+	const uint32_t head = blockIdx.x, row = blockIdx.y, kvh = head / a.group, lane = threadIdx.x & 31,
+				   w = threadIdx.x >> 5;
 	float *total = q + a.kv.k_dim;
 
 	pdl_next();
@@ -95,5 +96,6 @@ static __global__ void __launch_bounds__(256) attn_plain(const __grid_constant__
 
 int attn_plain_launch(const apr_cuda_launch *l, const attn_args *a)
 {
-	return launch(attn_plain, dim3(a->n_heads, a->bucket), 256, (a->kv.k_dim + a->kv.v_dim) * sizeof(float), l->stream, l->pdl, *a);
+	return launch(attn_plain, dim3(a->n_heads, a->bucket), 256, (a->kv.k_dim + a->kv.v_dim) * sizeof(float), l->stream,
+	              l->pdl, *a);
 }

@@ -12,8 +12,9 @@
 #include <stdlib.h>
 
 /* k, v: position p's vectors at k + p * stride_k, v + p * stride_v */
-static inline void apr_ref_attn(const float *q, const float *k, size_t stride_k, const float *v, size_t stride_v, uint32_t pos,
-                                uint32_t window, uint32_t k_dim, uint32_t v_dim, double scale, double softcap, double *o)
+static inline void apr_ref_attn(const float *q, const float *k, size_t stride_k, const float *v, size_t stride_v,
+                                uint32_t pos, uint32_t window, uint32_t k_dim, uint32_t v_dim, double scale,
+                                double softcap, double *o)
 {
 	uint32_t first = window && pos >= window ? pos + 1 - window : 0;
 	double *s = (double *)malloc((pos + 1) * sizeof(*s)), max = -INFINITY, l = 0;

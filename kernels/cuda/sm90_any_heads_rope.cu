@@ -42,7 +42,8 @@ DEV void turn_head(float *v, uint32_t dim, const norm_args &norm, const apr_rope
 	if (rope.kind == APR_OP_ROPE_NONE)
 		return;
 	for (uint32_t i = lane; i < rope.n_rot / 2; i += 32) {
-		uint32_t a = rope.kind == APR_OP_ROPE_PAIRS ? 2 * i : i, b = rope.kind == APR_OP_ROPE_PAIRS ? 2 * i + 1 : i + rope.n_rot / 2;
+		uint32_t a = rope.kind == APR_OP_ROPE_PAIRS ? 2 * i : i,
+				 b = rope.kind == APR_OP_ROPE_PAIRS ? 2 * i + 1 : i + rope.n_rot / 2;
 		float2 cs = *(const float2 *)(rope.cos_sin + ((size_t)pos * (rope.n_rot / 2) + i) * 2);
 		float va = v[a], vb = v[b];
 
@@ -66,7 +67,9 @@ static __global__ void __launch_bounds__(WARPS * 32) heads_rope(const __grid_con
 		return;
 	const uint32_t pos = a.rows.pos[row], slot = a.rows.slot[row];
 	const uint32_t what = head < a.n_heads ? 0 : head < a.n_heads + n_kv ? 1 : 2; /* q, k, v */
-	const float *src = what == 0 ? a.q + (size_t)row * a.ld_q : what == 1 ? a.k + (size_t)row * a.ld_k : a.v + (size_t)row * a.ld_v;
+	const float *src = what == 0   ? a.q + (size_t)row * a.ld_q
+	                   : what == 1 ? a.k + (size_t)row * a.ld_k
+	                               : a.v + (size_t)row * a.ld_v;
 	const float *bias = what == 0 ? a.bq : what == 1 ? a.bk : a.bv;
 	const uint32_t dim = what == 2 ? a.kv.v_dim : a.kv.k_dim;
 	const float scale = a.scale ? a.scale[row] : 1.0f;
@@ -101,8 +104,8 @@ extern "C" int apr_cuda_prefill_heads(const apr_cuda_launch *l, const apr_op_att
 	a.bq = op->bq, a.bk = op->bk, a.bv = op->bv;
 	a.q_norm = {op->q_norm.w, op->q_norm.eps}, a.k_norm = {op->k_norm.w, op->k_norm.eps};
 	a.rope = op->rope, a.out = op->q;
-	a.kv = {g->pool, g->table, g->max_pages_seq, g->n_layers, op->kv.index, (uint32_t)g->type, op->n_kv_heads, op->k_dim,
-	        op->v_dim, g->layer_bytes};
+	a.kv = {g->pool,           g->table,       g->max_pages_seq, g->n_layers, op->kv.index,
+	        (uint32_t)g->type, op->n_kv_heads, op->k_dim,        op->v_dim,   g->layer_bytes};
 	a.rows = l->rows, a.bucket = l->bucket;
 	return launch(heads_rope, dim3((heads + WARPS - 1) / WARPS, l->bucket), WARPS * 32, 0, l->stream, l->pdl, a);
 }

@@ -13,7 +13,8 @@
 #include "kernels/ops.h"
 
 /* cs: the position's row of the table; norm_w may be NULL */
-static inline void apr_ref_head(double *v, uint32_t dim, const float *norm_w, double eps, uint32_t kind, uint32_t n_rot, const float *cs)
+static inline void apr_ref_head(double *v, uint32_t dim, const float *norm_w, double eps, uint32_t kind, uint32_t n_rot,
+                                const float *cs)
 {
 	double s = 0;
 

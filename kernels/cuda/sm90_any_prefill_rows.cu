@@ -37,7 +37,8 @@ DEV void store4(const apr_cuda_gemm_in &dst, size_t at, float4 v, float scale)
 	if (dst.real == APR_REAL_F32) {
 		*(float4 *)((float *)dst.rows + at) = v;
 	} else if (dst.real == APR_REAL_F16) {
-		*(uint2 *)((__half *)dst.rows + at) = make_uint2(pack_half2(v.x * scale, v.y * scale), pack_half2(v.z * scale, v.w * scale));
+		*(uint2 *)((__half *)dst.rows + at) =
+				make_uint2(pack_half2(v.x * scale, v.y * scale), pack_half2(v.z * scale, v.w * scale));
 	} else if (dst.real == APR_REAL_BF16) {
 		__nv_bfloat162 p[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
 
@@ -114,12 +115,12 @@ static int convert_launch(const apr_cuda_launch *l, convert_args *a, const apr_c
 	a->dst = *dst;
 	a->bucket = l->bucket;
 	a->n_live = l->rows.n;
-	return launch(convert_rows, dim3(dst->padded), ROW_THREADS, 3 * ROW_WARPS * 4 + (a->norm.x ? (size_t)a->n * 4 : 0), l->stream,
-	              l->pdl, *a);
+	return launch(convert_rows, dim3(dst->padded), ROW_THREADS, 3 * ROW_WARPS * 4 + (a->norm.x ? (size_t)a->n * 4 : 0),
+	              l->stream, l->pdl, *a);
 }
 
-extern "C" int apr_cuda_prefill_norm(const apr_cuda_launch *l, const float *x, const float *y, float *x_out, apr_norm post,
-                                     apr_norm norm, uint32_t n, const apr_cuda_gemm_in *dst)
+extern "C" int apr_cuda_prefill_norm(const apr_cuda_launch *l, const float *x, const float *y, float *x_out,
+                                     apr_norm post, apr_norm norm, uint32_t n, const apr_cuda_gemm_in *dst)
 {
 	convert_args a = {};
 
@@ -127,7 +128,8 @@ extern "C" int apr_cuda_prefill_norm(const apr_cuda_launch *l, const float *x, c
 	a.n = n;
 	return convert_launch(l, &a, dst);
 }
-extern "C" int apr_cuda_prefill_convert(const apr_cuda_launch *l, const float *in, uint32_t n, const apr_cuda_gemm_in *dst)
+extern "C" int apr_cuda_prefill_convert(const apr_cuda_launch *l, const float *in, uint32_t n,
+                                        const apr_cuda_gemm_in *dst)
 {
 	convert_args a = {};
 
@@ -138,8 +140,9 @@ extern "C" int apr_cuda_prefill_convert(const apr_cuda_launch *l, const float *i
 
 /* ---- outputs ------------------------------------------------------------------------------ */
 
-static __global__ void __launch_bounds__(256) act_rows(uint32_t act, const float *gate, const float *up, uint32_t ld, float *out,
-                                                       uint32_t n, const float *scale, const uint32_t *n_live)
+static __global__ void __launch_bounds__(256)
+		act_rows(uint32_t act, const float *gate, const float *up, uint32_t ld, float *out, uint32_t n,
+                 const float *scale, const uint32_t *n_live)
 {
 	const uint32_t r = blockIdx.y;
 
@@ -155,14 +158,15 @@ static __global__ void __launch_bounds__(256) act_rows(uint32_t act, const float
 		out[(size_t)r * n + i] = gate ? activate(act, gate[(size_t)r * ld + i] * s) * u : activate(act, u);
 	}
 }
-extern "C" int apr_cuda_prefill_act(const apr_cuda_launch *l, uint32_t act, const float *gate, const float *up, uint32_t ld, float *a,
-                                    uint32_t n, const float *scale)
+extern "C" int apr_cuda_prefill_act(const apr_cuda_launch *l, uint32_t act, const float *gate, const float *up,
+                                    uint32_t ld, float *a, uint32_t n, const float *scale)
 {
-	return launch(act_rows, dim3((n + 1023) / 1024, l->bucket), 256, 0, l->stream, l->pdl, act, gate, up, ld, a, n, scale, l->rows.n);
+	return launch(act_rows, dim3((n + 1023) / 1024, l->bucket), 256, 0, l->stream, l->pdl, act, gate, up, ld, a, n,
+	              scale, l->rows.n);
 }
 
-static __global__ void __launch_bounds__(256) finish_rows(float *y, uint32_t n, const float *scale, const float *bias,
-                                                          const uint32_t *n_live)
+static __global__ void __launch_bounds__(256)
+		finish_rows(float *y, uint32_t n, const float *scale, const float *bias, const uint32_t *n_live)
 {
 	const uint32_t r = blockIdx.y;
 
@@ -173,7 +177,9 @@ static __global__ void __launch_bounds__(256) finish_rows(float *y, uint32_t n, 
 	for (uint32_t i = blockIdx.x * 256 + threadIdx.x; i < n; i += gridDim.x * 256)
 		y[(size_t)r * n + i] = y[(size_t)r * n + i] * (scale ? scale[r] : 1.0f) + (bias ? bias[i] : 0.0f);
 }
-extern "C" int apr_cuda_prefill_finish(const apr_cuda_launch *l, float *y, uint32_t n, const float *scale, const float *bias)
+extern "C" int apr_cuda_prefill_finish(const apr_cuda_launch *l, float *y, uint32_t n, const float *scale,
+                                       const float *bias)
 {
-	return launch(finish_rows, dim3((n + 1023) / 1024, l->bucket), 256, 0, l->stream, l->pdl, y, n, scale, bias, l->rows.n);
+	return launch(finish_rows, dim3((n + 1023) / 1024, l->bucket), 256, 0, l->stream, l->pdl, y, n, scale, bias,
+	              l->rows.n);
 }

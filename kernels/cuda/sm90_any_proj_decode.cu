@@ -59,15 +59,17 @@ DEV uint32_t mat_of(const proj_args &a, uint32_t &unit)
  * item of one matrix only a constant is added: this runs between products, whose speed instructions limit. */
 template <uint32_t MASK> struct feeder {
 	const uint8_t *src;
-	uint32_t left, slot, items;                /* bytes of this item's chunk, the slot to fill, items from this one on */
-	uint32_t unit, end, m, skip, chunk_bytes;  /* of the matrix: its last unit + 1, what lies between two items' chunks */
+	uint32_t left, slot, items; /* bytes of this item's chunk, the slot to fill, items from this one on */
+	uint32_t unit, end, m, skip,
+			chunk_bytes; /* of the matrix: its last unit + 1, what lies between two items' chunks */
 
 	static __device__ __forceinline__ uint32_t tile_of(const proj_args &a, uint32_t i)
 	{
 		return (MASK & (MASK - 1)) == 0 ? 31 - __clz(MASK) : a.mat[i].tile;
 	}
 	/* The item at hand, from scratch: the first, the first of a matrix, a half */
-	__device__ __forceinline__ void open(const proj_args &a, const work_list &w, uint32_t step, uint32_t k_begin, uint32_t k_end)
+	__device__ __forceinline__ void open(const proj_args &a, const work_list &w, uint32_t step, uint32_t k_begin,
+	                                     uint32_t k_end)
 	{
 		const bool half = items == 1 && w.tail == 2;
 
@@ -82,8 +84,8 @@ template <uint32_t MASK> struct feeder {
 		src = a.mat[m].tiles + (size_t)(unit - (end - a.mat[m].pairs)) * pair + (size_t)(k_begin / kt) * 2 * size +
 		      (half ? w.tail_half * size : 0);
 	}
-	__device__ __forceinline__ void start(const proj_args &a, const work_list &w, uint32_t me, uint32_t step, uint32_t k_begin,
-	                                      uint32_t k_end)
+	__device__ __forceinline__ void start(const proj_args &a, const work_list &w, uint32_t me, uint32_t step,
+	                                      uint32_t k_begin, uint32_t k_end)
 	{
 		unit = me;
 		m = slot = 0;
@@ -92,12 +94,13 @@ template <uint32_t MASK> struct feeder {
 		if (items)
 			open(a, w, step, k_begin, k_end);
 	}
-	__device__ __forceinline__ void put(const proj_args &a, const work_list &w, uint32_t step, uint32_t k_begin, uint32_t k_end,
-	                                    uint32_t ring, uint32_t bars)
+	__device__ __forceinline__ void put(const proj_args &a, const work_list &w, uint32_t step, uint32_t k_begin,
+	                                    uint32_t k_end, uint32_t ring, uint32_t bars)
 	{
 		if (!items)
 			return;
-		const uint32_t bytes = min(left, stage_size(tile_of(a, m))), dst = ring + slot * a.slot_bytes, bar = bars + slot * 8;
+		const uint32_t bytes = min(left, stage_size(tile_of(a, m))), dst = ring + slot * a.slot_bytes,
+					   bar = bars + slot * 8;
 
 		if (items == 1 && w.tail == 2) { /* one row tile of each two: the other's place keeps what it had, unused */
 			if (elect_one()) {
@@ -141,9 +144,9 @@ struct reader { /* the side that multiplies */
 
 /* One item: the chunk's products with two row tiles, stage by stage */
 template <int TILE, int NTM, uint32_t MASK>
-static __device__ __forceinline__ void run_item(const proj_args &a, const work_list &w, uint32_t step, uint32_t ring, uint32_t bars,
-                                                feeder<MASK> &f, reader &rd, const Acts<NTM> &x, uint32_t k_begin, uint32_t k_end,
-                                                float (*acc)[Acts<NTM>::NT][4])
+static __device__ __forceinline__ void run_item(const proj_args &a, const work_list &w, uint32_t step, uint32_t ring,
+                                                uint32_t bars, feeder<MASK> &f, reader &rd, const Acts<NTM> &x,
+                                                uint32_t k_begin, uint32_t k_end, float (*acc)[Acts<NTM>::NT][4])
 {
 	const int lane = threadIdx.x & 31;
 
@@ -205,8 +208,9 @@ template <int NTM> DEV void store_sums(float *o, const float (*acc)[Acts<NTM>::N
 }
 
 /* The tree over the chunks, then the epilogue, for items first … last - 1 of all the block's workers */
-template <int NTM> DEV void fold_sums(const proj_args &a, const float *part, uint32_t first, uint32_t last, uint32_t group0,
-                                      uint32_t n_cols, uint32_t workers, uint32_t col0, const proj_heads &heads, const work_list &own)
+template <int NTM> DEV void fold_sums(const proj_args &a, const float *part, uint32_t first, uint32_t last,
+                                      uint32_t group0, uint32_t n_cols, uint32_t workers, uint32_t col0,
+                                      const proj_heads &heads, const work_list &own)
 {
 	const uint32_t cols = NTM ? 8 * NTM : 1, C = a.chunks.chunks, teams = WARPS / C, stride = NTM ? 36 * cols : 32;
 
@@ -239,7 +243,8 @@ template <int NTM> DEV void fold_sums(const proj_args &a, const float *part, uin
 }
 
 /* One column: this block's own activations, in shared memory. Waits for the previous kernel. Returns the warp's scale. */
-DEV float prologue_one(const proj_args &a, uint8_t *xs, float *h, float *red, float *scales, uint32_t chunk, uint32_t team)
+DEV float prologue_one(const proj_args &a, uint8_t *xs, float *h, float *red, float *scales, uint32_t chunk,
+                       uint32_t team)
 {
 	const float *row = a.in;
 
@@ -262,7 +267,8 @@ DEV float prologue_one(const proj_args &a, uint8_t *xs, float *h, float *red, fl
 		pdl_wait();
 	}
 	if (team == 0) {
-		float s = act_chunk<false>(row, a.k, chunk_begin(a.chunks, chunk), chunk_begin(a.chunks, chunk + 1), a.bf16, xs, 0);
+		float s = act_chunk<false>(row, a.k, chunk_begin(a.chunks, chunk), chunk_begin(a.chunks, chunk + 1), a.bf16, xs,
+		                           0);
 
 		if ((threadIdx.x & 31) == 0)
 			scales[chunk] = s;
@@ -276,7 +282,8 @@ DEV float prologue_one(const proj_args &a, uint8_t *xs, float *h, float *red, fl
 
 /* MASK: the tile types that the launch can meet. Those that meet often have a kernel of their own: all seven in one cost
  * registers that none of them needs. */
-template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS * 32, 1) proj_decode(const __grid_constant__ proj_args a)
+template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS * 32, 1)
+		proj_decode(const __grid_constant__ proj_args a)
 {
 	extern __shared__ __align__(128) uint8_t sm[];
 	const uint32_t lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
@@ -342,7 +349,7 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 
 #define ITEM(T) \
 	if ((MASK >> T & 1) && (MASK == 1u << T || a.mat[m].tile == T)) \
-		run_item<T, NTM, MASK>(a, w, workers, ring, bars, f, rd, x, k_begin, k_end, acc)
+	run_item<T, NTM, MASK>(a, w, workers, ring, bars, f, rd, x, k_begin, k_end, acc)
 			ITEM(APR_TILE_Q4_K);
 			ITEM(APR_TILE_Q6_K);
 			ITEM(APR_TILE_Q8_0);
@@ -351,12 +358,14 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 			ITEM(APR_TILE_F16);
 			ITEM(APR_TILE_BF16);
 #undef ITEM
-			store_sums<NTM>(part + side * part_size + (((it - first) * teams + team) * C + chunk) * (NTM ? 36 * 8 * NTM : 32), acc,
-			                unscale);
+			store_sums<NTM>(part + side * part_size +
+			                        (((it - first) * teams + team) * C + chunk) * (NTM ? 36 * 8 * NTM : 32),
+			                acc, unscale);
 		}
 		if (it + 1 - first == a.fold || it + 1 == rounds) {
 			__syncthreads();
-			fold_sums<NTM>(a, part + side * part_size, first, it + 1, blockIdx.x * teams, n_cols, workers, col0, *heads, w);
+			fold_sums<NTM>(a, part + side * part_size, first, it + 1, blockIdx.x * teams, n_cols, workers, col0, *heads,
+			               w);
 			side ^= parts - 1;
 			first = it + 1;
 		}
@@ -425,7 +434,8 @@ template <int NTM> static int launch_mask(const apr_cuda_launch *l, const proj_a
 	for (uint32_t i = 0; i < a->n_mats; i++)
 		mask |= 1u << a->mat[i].tile;
 	switch (mask) {
-#define MASKED(M) case M: return launch(proj_decode<NTM, M>, grid, WARPS * 32, smem, l->stream, l->pdl, *a)
+#define MASKED(M) \
+	case M: return launch(proj_decode<NTM, M>, grid, WARPS * 32, smem, l->stream, l->pdl, *a)
 		MASKED(1u << APR_TILE_Q4_K);
 		MASKED(1u << APR_TILE_Q6_K);
 		MASKED(1u << APR_TILE_Q4_K | 1u << APR_TILE_Q6_K);
@@ -443,7 +453,10 @@ template <int NTM> static int launch_mask(const apr_cuda_launch *l, const proj_a
 int proj_launch(const apr_cuda_launch *l, const proj_args *in)
 {
 	proj_args a = *in;
-	uint32_t ntm = a.columns == 1 ? 0 : a.columns <= 8 ? 1 : 2, groups = ntm ? (a.columns + 8 * ntm - 1) / (8 * ntm) : 1;
+	uint32_t ntm = a.columns == 1   ? 0
+	               : a.columns <= 8 ? 1
+	                                : 2,
+			 groups = ntm ? (a.columns + 8 * ntm - 1) / (8 * ntm) : 1;
 	uint32_t teams = WARPS / a.chunks.chunks, most = (a.pairs * 2 + teams - 1) / teams;
 	uint32_t grid = l->sms / groups, rounds;
 	size_t room = ntm ? APR_SMEM_MAX * 3 / 4 : APR_SMEM_MAX; /* several columns: what is left is L1, where acts stay */

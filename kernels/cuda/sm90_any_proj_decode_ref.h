@@ -44,8 +44,8 @@ static inline double apr_ref_proj(const double *w, const double *mag, const floa
 }
 
 /* x_out = x + post(y); h = norm(x_out). post_w, y may be NULL. */
-static inline void apr_ref_add_norm(const float *x, const float *y, const float *post_w, double post_eps, const float *w, double eps,
-                                    uint32_t n, double *x_out, double *h)
+static inline void apr_ref_add_norm(const float *x, const float *y, const float *post_w, double post_eps,
+                                    const float *w, double eps, uint32_t n, double *x_out, double *h)
 {
 	double s = 0, r = 1;
 

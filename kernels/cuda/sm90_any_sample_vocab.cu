@@ -46,9 +46,9 @@ struct shared { /* of a block, after its part of the row */
 	unsigned long long list[LIST], weight[LIST]; /* the first block's: ids of one bin */
 	uint32_t digit, found;
 };
-struct row { /* what a thread knows of it */
-	float *z;             /* this block's part */
-	uint32_t base, n;     /* ids base … base + n - 1 */
+struct row {          /* what a thread knows of it */
+	float *z;         /* this block's part */
+	uint32_t base, n; /* ids base … base + n - 1 */
 	shared *s;
 	float max, temperature;
 	uint32_t turn;
@@ -62,7 +62,8 @@ struct op_min {
 struct op_sum {
 	static __device__ unsigned long long of(unsigned long long a, unsigned long long b) { return a + b; }
 };
-template <typename OP> static __device__ unsigned long long reduce(row &r, unsigned long long v, unsigned long long none)
+template <typename OP>
+static __device__ unsigned long long reduce(row &r, unsigned long long v, unsigned long long none)
 {
 	cg::cluster_group cluster = cg::this_cluster();
 
@@ -93,7 +94,7 @@ static __device__ uint64_t best_rank(row &r, bool *bad)
 {
 	unsigned long long best = ~0ull;
 
-	EACH(r, i) {
+	EACH (r, i) {
 		float z = r.z[i];
 		uint64_t rank = z < INFINITY ? apr_rank(z, r.base + i) : 0; /* no finite z has rank 0 */
 
@@ -107,7 +108,7 @@ static __device__ uint64_t mass_of(row &r, uint64_t last)
 {
 	unsigned long long sum = 0;
 
-	EACH(r, i)
+	EACH (r, i)
 		if (apr_rank(r.z[i], r.base + i) <= last)
 			sum += apr_weight_fixed(r.z[i], r.max, r.temperature);
 	return reduce<op_sum>(r, sum, 0);
@@ -191,7 +192,7 @@ struct selection { /* who takes part: finite ids with rank <= limit, in a bin */
 static __device__ uint32_t select_bin(const row &r, selection &q)
 {
 	clear_hist(r);
-	EACH(r, i) {
+	EACH (r, i) {
 		float z = r.z[i];
 
 		if (!(z >= -FLT_MAX) || apr_rank(z, r.base + i) > q.limit)
@@ -217,7 +218,7 @@ static __device__ bool select_listed(const row &r, const selection &q, uint64_t 
 	shared *first = cluster.map_shared_rank(r.s, 0);
 	uint32_t t = threadIdx.x, n;
 
-	EACH(r, i) {
+	EACH (r, i) {
 		float z = r.z[i];
 		uint64_t rank = apr_rank(z, r.base + i);
 
@@ -232,7 +233,8 @@ static __device__ bool select_listed(const row &r, const selection &q, uint64_t 
 	}
 	cluster.sync();
 	n = first->found;
-	if (cluster.block_rank() == 0 && t < n && n <= LIST) { /* the sum up to and with this one: the target falls into just one */
+	if (cluster.block_rank() == 0 && t < n &&
+	    n <= LIST) { /* the sum up to and with this one: the target falls into just one */
 		unsigned long long before = 0, mine = r.s->list[t];
 
 		for (uint32_t i = 0; i < n; i++)
@@ -254,7 +256,7 @@ static __device__ uint64_t select_digits(const row &r, selection q)
 
 	for (int d = 0; d < 5; d++) {
 		clear_hist(r);
-		EACH(r, i) {
+		EACH (r, i) {
 			float z = r.z[i];
 			uint64_t rank = apr_rank(z, r.base + i);
 
@@ -334,7 +336,8 @@ static __device__ void adjust(const row &r, const apr_cuda_draw &d)
 }
 static __device__ bool adjusts(const apr_cuda_draw &d)
 {
-	return d.n_bias || (d.n_seen && (d.repeat_penalty != 1.0f || d.frequency_penalty != 0.0f || d.presence_penalty != 0.0f));
+	return d.n_bias ||
+	       (d.n_seen && (d.repeat_penalty != 1.0f || d.frequency_penalty != 0.0f || d.presence_penalty != 0.0f));
 }
 
 /* ---- the draw --------------------------------------------------------------------------------- */
@@ -395,7 +398,8 @@ static __device__ uint32_t choose(row &r, const apr_cuda_draw &d, uint64_t best,
 	if (d.top_k && d.top_k < n_vocab)
 		last = select_last(r, d.top_k, false, ~0ull);
 	if (d.top_p < 1.0f) {
-		uint64_t target = apr_top_p_target(mass_of(r, last), d.top_p), cut = select_last(r, target ? target : 1, true, last);
+		uint64_t target = apr_top_p_target(mass_of(r, last), d.top_p),
+				 cut = select_last(r, target ? target : 1, true, last);
 
 		last = cut < last ? cut : last;
 	}
@@ -426,7 +430,7 @@ static __device__ float raw_logs(row &r, const apr_cuda_draw &d, apr_cuda_top *t
 	for (*n_top = 0; top && *n_top < min(d.n_top, APR_SAMPLE_TOP_MAX); ++*n_top) {
 		unsigned long long best = ~0ull;
 
-		EACH(r, i) {
+		EACH (r, i) {
 			rank = apr_rank(r.z[i], r.base + i);
 			if ((rank > after || (!*n_top && rank == 0)) && r.z[i] > -INFINITY && rank < best)
 				best = rank;
@@ -442,7 +446,8 @@ static __device__ float raw_logs(row &r, const apr_cuda_draw &d, apr_cuda_top *t
 	return log_sum;
 }
 
-static __device__ void one_row(const sample_args &a, row &r, const apr_cuda_draw &d, uint32_t index, apr_cuda_record *out)
+static __device__ void one_row(const sample_args &a, row &r, const apr_cuda_draw &d, uint32_t index,
+                               apr_cuda_record *out)
 {
 	const float *logits = a.logits + (size_t)index * a.ld;
 	bool bad, raw = d.kind == APR_CUDA_SCORE || d.want_logprob || d.n_top;
@@ -450,7 +455,7 @@ static __device__ void one_row(const sample_args &a, row &r, const apr_cuda_draw
 	float raw_max, log_sum = 0.0f;
 
 	out->numeric = 1;
-	EACH(r, i)
+	EACH (r, i)
 		r.z[i] = __ldcg(logits + r.base + i);
 	best = best_rank(r, &bad);
 	r.max = raw_max = apr_rank_value(best);
@@ -474,7 +479,8 @@ static __device__ void one_row(const sample_args &a, row &r, const apr_cuda_draw
 		out->logprob = (__ldcg(logits + out->id) - raw_max) - log_sum;
 }
 
-static __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1) sample_rows(const __grid_constant__ sample_args a)
+static __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)
+		sample_rows(const __grid_constant__ sample_args a)
 {
 	extern __shared__ __align__(128) uint8_t raw[];
 	const uint32_t index = blockIdx.x / BLOCKS, part = ((a.n_vocab + BLOCKS - 1) / BLOCKS + 3) & ~3u;
@@ -507,13 +513,15 @@ static __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS,
 	asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&rec->step), "r"(*a.step) : "memory");
 }
 
-extern "C" int apr_cuda_sample(const apr_cuda_launch *l, const float *logits, uint32_t n_vocab, size_t ld, const apr_cuda_draw *draws,
-                               const uint32_t *n_draws, const uint32_t *step, apr_cuda_record *records, apr_cuda_top *tops)
+extern "C" int apr_cuda_sample(const apr_cuda_launch *l, const float *logits, uint32_t n_vocab, size_t ld,
+                               const apr_cuda_draw *draws, const uint32_t *n_draws, const uint32_t *step,
+                               apr_cuda_record *records, apr_cuda_top *tops)
 {
 	sample_args a = {logits, n_vocab, ld, draws, n_draws, step, records, tops};
 	size_t part = ((n_vocab + BLOCKS - 1) / BLOCKS + 3) & ~(size_t)3;
 
 	if (!n_vocab || n_vocab > APR_CUDA_MAX_VOCAB)
 		return -ENOTSUP;
-	return launch(sample_rows, dim3(BLOCKS * l->bucket), THREADS, sizeof(shared) + part * sizeof(float), l->stream, l->pdl, a);
+	return launch(sample_rows, dim3(BLOCKS * l->bucket), THREADS, sizeof(shared) + part * sizeof(float), l->stream,
+	              l->pdl, a);
 }

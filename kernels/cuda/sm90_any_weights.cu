@@ -39,7 +39,8 @@ extern "C" size_t apr_cuda_tile_bytes(uint32_t tile, uint32_t n_in, uint32_t n_o
 static __global__ void __launch_bounds__(128) repack_tiles(apr_mat m, const uint8_t *a, const uint8_t *b, uint8_t *dst)
 {
 	const uint32_t kt = tile_k(m.tile), nk = tiles_along_k(m.tile, m.n_in), words = tile_size(m.tile) / 4;
-	const size_t row_bytes = (size_t)m.n_in / block_elems(m.type) * block_size(m.type), n = (size_t)row_pairs(m.n_out) * 2 * nk;
+	const size_t row_bytes = (size_t)m.n_in / block_elems(m.type) * block_size(m.type),
+				 n = (size_t)row_pairs(m.n_out) * 2 * nk;
 	__shared__ tile_source s;
 
 	pdl_next();
@@ -52,7 +53,8 @@ static __global__ void __launch_bounds__(128) repack_tiles(apr_mat m, const uint
 			row_home home = row_home_of(m.order, m.dim, m.half, row0 + threadIdx.x);
 
 			s.row[threadIdx.x] = row0 + threadIdx.x < m.n_out
-			                             ? (home.which ? b : a) + home.row * row_bytes + (size_t)k / block_elems(m.type) * block_size(m.type)
+			                             ? (home.which ? b : a) + home.row * row_bytes +
+			                                       (size_t)k / block_elems(m.type) * block_size(m.type)
 			                             : NULL;
 			s.type = m.type;
 			s.first = k % block_elems(m.type);
@@ -76,8 +78,8 @@ extern "C" int apr_cuda_repack(cudaStream_t stream, const apr_mat *m, const void
 	    (m->order == APR_ORDER_ROPE_HALVES && (!m->dim || 2 * m->half > m->dim || m->n_out % m->dim)))
 		return -EINVAL;
 	tiles = (size_t)row_pairs(m->n_out) * 2 * tiles_along_k(m->tile, m->n_in);
-	return launch(repack_tiles, dim3(tiles < 65536 ? (unsigned)tiles : 65536), 128, 0, stream, false, *m, (const uint8_t *)a,
-	              (const uint8_t *)b, dst);
+	return launch(repack_tiles, dim3(tiles < 65536 ? (unsigned)tiles : 65536), 128, 0, stream, false, *m,
+	              (const uint8_t *)a, (const uint8_t *)b, dst);
 }
 
 /* ---- tiles to rows ------------------------------------------------------------------------- */
@@ -89,7 +91,8 @@ DEV float weight_at(const apr_mat &m, uint32_t row, uint32_t k) /* row in the fi
 	return tile_value(m.tile, m.tiles, m.n_in, row_place(m.order, m.dim, m.half, row / each, row % each), k);
 }
 
-static __global__ void __launch_bounds__(256) unpack_rows(apr_mat m, uint32_t first, apr_cuda_real real, void *dst, float *scale)
+static __global__ void __launch_bounds__(256)
+		unpack_rows(apr_mat m, uint32_t first, apr_cuda_real real, void *dst, float *scale)
 {
 	const uint32_t row = blockIdx.x, warp = threadIdx.x >> 5;
 	const size_t at = (size_t)row * m.n_in;
@@ -123,15 +126,16 @@ static __global__ void __launch_bounds__(256) unpack_rows(apr_mat m, uint32_t fi
 	}
 }
 
-extern "C" int apr_cuda_unpack(cudaStream_t stream, const apr_mat *m, uint32_t first, uint32_t n, apr_cuda_real real, void *dst,
-                               float *scale)
+extern "C" int apr_cuda_unpack(cudaStream_t stream, const apr_mat *m, uint32_t first, uint32_t n, apr_cuda_real real,
+                               void *dst, float *scale)
 {
 	if (first > m->n_out || n > m->n_out - first || (real == APR_REAL_E4M3) != (scale != NULL))
 		return -EINVAL;
 	return n ? launch(unpack_rows, dim3(n), 256, 0, stream, false, *m, first, real, dst, scale) : 0;
 }
 
-static __global__ void __launch_bounds__(256) embed_rows(apr_mat m, float *x, float scale, apr_cuda_rows rows, uint32_t bucket)
+static __global__ void __launch_bounds__(256)
+		embed_rows(apr_mat m, float *x, float scale, apr_cuda_rows rows, uint32_t bucket)
 {
 	const uint32_t row = blockIdx.x;
 
@@ -150,6 +154,6 @@ extern "C" int apr_cuda_embed(const apr_cuda_launch *l, const apr_op_embed *op)
 {
 	if (op->w->n_in != op->n_embd)
 		return -EINVAL;
-	return launch(embed_rows, dim3(l->bucket, (op->n_embd + 1023) / 1024), 256, 0, l->stream, l->pdl, *op->w, op->x, op->scale,
-	              l->rows, l->bucket);
+	return launch(embed_rows, dim3(l->bucket, (op->n_embd + 1023) / 1024), 256, 0, l->stream, l->pdl, *op->w, op->x,
+	              op->scale, l->rows, l->bucket);
 }

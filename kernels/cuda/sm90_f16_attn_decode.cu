@@ -88,8 +88,8 @@ template <int DIM> DEV float load_query(const attn_args &a, uint32_t row, uint32
 
 struct segment_memory { /* shared memory of a block */
 	uint32_t k, v;
-	__half *p;           /* [HEADS][P_STRIDE] */
-	float *wm, *ws;      /* [8 warps][HEADS] */
+	__half *p;      /* [HEADS][P_STRIDE] */
+	float *wm, *ws; /* [8 warps][HEADS] */
 	uint32_t *last;
 };
 
@@ -197,8 +197,8 @@ template <int DIM> DEV void ask(const attn_args &a, uint32_t dst, const piece &p
 
 /* One segment that is on its way to shared memory; `next` is asked for as soon as there is room. Results to scratch, or
  * to o where the segment is the only one. Copies are committed in the order K, V, K, V, …, one group each. */
-template <int DIM> DEV void one_segment(const attn_args &a, const segment_memory &sm, const piece &p, const piece &next, bool more,
-                                        bool only, const uint32_t (*qf)[2], const float *unit)
+template <int DIM> DEV void one_segment(const attn_args &a, const segment_memory &sm, const piece &p, const piece &next,
+                                        bool more, bool only, const uint32_t (*qf)[2], const float *unit)
 {
 	const uint32_t lane = threadIdx.x & 31, w = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
 	const bool apart = DIM <= 128; /* K and V each have a place of their own */
@@ -251,7 +251,8 @@ template <int DIM> DEV void one_segment(const attn_args &a, const segment_memory
 template <int DIM> static __global__ void __launch_bounds__(256, 1) attn_decode(const __grid_constant__ attn_args a)
 {
 	extern __shared__ __align__(128) uint8_t raw[];
-	const uint32_t tiles = (a.group + HEADS - 1) / HEADS, kvh = blockIdx.x / tiles, ht = blockIdx.x % tiles, row = blockIdx.y;
+	const uint32_t tiles = (a.group + HEADS - 1) / HEADS, kvh = blockIdx.x / tiles, ht = blockIdx.x % tiles,
+				   row = blockIdx.y;
 	const uint32_t g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 	const uint32_t head0 = kvh * a.group + ht * HEADS, heads = min(HEADS, a.group - ht * HEADS);
 	segment_memory sm;

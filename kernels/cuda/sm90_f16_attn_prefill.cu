@@ -21,8 +21,8 @@
 template <int DIM> struct shape {
 	static const int split = DIM > 128 ? 2 : 1; /* warps that share 16 rows */
 	static const int threads = 128 * split;
-	static const int cols = DIM / split;        /* dimensions of values a warp */
-	static const int bytes = BLOCK * DIM * 2;   /* of a block of keys, of values, of queries */
+	static const int cols = DIM / split;      /* dimensions of values a warp */
+	static const int bytes = BLOCK * DIM * 2; /* of a block of keys, of values, of queries */
 };
 
 /* 64 rows of `dim` halves to shared memory, 16 B chunks permuted by the row; rows at or past `live` are zeros */
@@ -37,19 +37,22 @@ template <int DIM> DEV void load_block(uint32_t dst, const __half *src, uint32_t
 		cp_async16(dst + r * DIM * 2 + ((c ^ (r & 7)) << 4), src + (in ? r * dim + c * 8 : 0), in);
 	}
 }
-template <int DIM> DEV void load_kv(const attn_args &a, uint32_t stage, const uint8_t *at, uint32_t kvh, uint32_t block, uint32_t last)
+template <int DIM>
+DEV void load_kv(const attn_args &a, uint32_t stage, const uint8_t *at, uint32_t kvh, uint32_t block, uint32_t last)
 {
 	const __half *page = (const __half *)at;
 	const uint32_t live = min(BLOCK, last + 1 - block * BLOCK);
 
 	load_block<DIM>(stage, page + (size_t)kvh * BLOCK * a.kv.k_dim, a.kv.k_dim, live);
-	load_block<DIM>(stage + shape<DIM>::bytes, page + (size_t)a.kv.n_kv_heads * BLOCK * a.kv.k_dim + (size_t)kvh * BLOCK * a.kv.v_dim,
-	                a.kv.v_dim, live);
+	load_block<DIM>(stage + shape<DIM>::bytes,
+	                page + (size_t)a.kv.n_kv_heads * BLOCK * a.kv.k_dim + (size_t)kvh * BLOCK * a.kv.v_dim, a.kv.v_dim,
+	                live);
 	cp_async_commit();
 }
 
 /* The tile's queries of one head, FP16, each row times a power of two; unit[r]: its inverse */
-template <int DIM> DEV void load_queries(const attn_args &a, uint8_t *sq, float *unit, const apr_cuda_attn_tile &t, uint32_t head)
+template <int DIM>
+DEV void load_queries(const attn_args &a, uint8_t *sq, float *unit, const apr_cuda_attn_tile &t, uint32_t head)
 {
 	const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 
@@ -69,7 +72,8 @@ template <int DIM> DEV void load_queries(const attn_args &a, uint8_t *sq, float 
 		for (int i = 0; i < DIM / 32; i += 2) {
 			uint32_t d = (lane + (i / 2) * 32) * 2;
 
-			*(uint32_t *)(sq + r * DIM * 2 + (((d / 8) ^ (r & 7)) << 4) + d % 8 * 2) = pack_half2(v[i] * s, v[i + 1] * s);
+			*(uint32_t *)(sq + r * DIM * 2 + (((d / 8) ^ (r & 7)) << 4) + d % 8 * 2) =
+					pack_half2(v[i] * s, v[i + 1] * s);
 		}
 		if (lane == 0)
 			unit[r] = act_unscale(s);
@@ -134,7 +138,8 @@ template <int DIM> DEV void block_scores(uint32_t sq, uint32_t sk, uint32_t row0
 }
 
 /* Scores to weights, in place; the state moves on to the new largest score. ALL: every row of the tile sees every key. */
-template <int DIM, bool CAP, bool ALL> DEV void block_weights(const attn_args &a, row_state<DIM> &st, uint32_t key0, float (*s)[4])
+template <int DIM, bool CAP, bool ALL>
+DEV void block_weights(const attn_args &a, row_state<DIM> &st, uint32_t key0, float (*s)[4])
 {
 	const uint32_t t = threadIdx.x & 3;
 	float mx[2] = {-INFINITY, -INFINITY}, keep[2], base[2], sum[2] = {0, 0};
@@ -146,7 +151,8 @@ template <int DIM, bool CAP, bool ALL> DEV void block_weights(const attn_args &a
 			uint32_t key = key0 + j * 8 + 2 * t + (e & 1);
 			int r = e >> 1;
 
-			s[j][e] = ALL || (key <= st.pos[r] && key >= st.first[r]) ? attn_score_as<CAP>(a, s[j][e], st.factor[r]) : -INFINITY;
+			s[j][e] = ALL || (key <= st.pos[r] && key >= st.first[r]) ? attn_score_as<CAP>(a, s[j][e], st.factor[r])
+			                                                          : -INFINITY;
 			mx[r] = fmaxf(mx[r], s[j][e]);
 		}
 #pragma unroll
@@ -183,7 +189,8 @@ template <int DIM> DEV void block_values(uint32_t sv, uint32_t col0, const float
 #pragma unroll
 	for (int k = 0; k < 4; k++) {
 		const uint32_t p[4] = {pack_half2(s[2 * k][0], s[2 * k][1]), pack_half2(s[2 * k][2], s[2 * k][3]),
-		                       pack_half2(s[2 * k + 1][0], s[2 * k + 1][1]), pack_half2(s[2 * k + 1][2], s[2 * k + 1][3])};
+		                       pack_half2(s[2 * k + 1][0], s[2 * k + 1][1]),
+		                       pack_half2(s[2 * k + 1][2], s[2 * k + 1][3])};
 
 #pragma unroll
 		for (int j = 0; j < shape<DIM>::cols / 16; j++) {
@@ -196,8 +203,8 @@ template <int DIM> DEV void block_values(uint32_t sv, uint32_t col0, const float
 	}
 }
 
-template <int DIM> DEV void store_tile(const attn_args &a, const row_state<DIM> &st, const apr_cuda_attn_tile &t, uint32_t head,
-                                       uint32_t row0, uint32_t col0)
+template <int DIM> DEV void store_tile(const attn_args &a, const row_state<DIM> &st, const apr_cuda_attn_tile &t,
+                                       uint32_t head, uint32_t row0, uint32_t col0)
 {
 	const uint32_t lane = threadIdx.x & 31, g = lane >> 2;
 
@@ -213,12 +220,13 @@ template <int DIM> DEV void store_tile(const attn_args &a, const row_state<DIM> 
 
 			if (d < a.kv.v_dim)
 				*(float2 *)(a.o + ((size_t)(t.row + row) * a.n_heads + head) * a.kv.v_dim + d) =
-					make_float2(st.total[i][2 * r] / st.mg[r].l, st.total[i][2 * r + 1] / st.mg[r].l);
+						make_float2(st.total[i][2 * r] / st.mg[r].l, st.total[i][2 * r + 1] / st.mg[r].l);
 		}
 	}
 }
 
-template <int DIM, bool CAP> DEV void one_tile(const attn_args &a, uint8_t *raw, const apr_cuda_attn_tile &t, uint32_t head)
+template <int DIM, bool CAP>
+DEV void one_tile(const attn_args &a, uint8_t *raw, const apr_cuda_attn_tile &t, uint32_t head)
 {
 	const uint32_t warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, kvh = head / a.group;
 	const uint32_t row0 = (warp & 3) * 16, col0 = (warp >> 2) * shape<DIM>::cols;
@@ -273,7 +281,8 @@ template <int DIM, bool CAP> DEV void one_tile(const attn_args &a, uint8_t *raw,
 	store_tile<DIM>(a, st, t, head, row0, col0);
 }
 
-template <int DIM, bool CAP> static __global__ void __launch_bounds__(shape<DIM>::threads) attn_prefill(const __grid_constant__ attn_args a)
+template <int DIM, bool CAP> static __global__ void __launch_bounds__(shape<DIM>::threads)
+		attn_prefill(const __grid_constant__ attn_args a)
 {
 	extern __shared__ __align__(128) uint8_t raw[];
 
@@ -291,13 +300,16 @@ template <int DIM, bool CAP> static __global__ void __launch_bounds__(shape<DIM>
 
 template <int DIM> static int launch_dim(const apr_cuda_launch *l, const attn_args *a, uint32_t max_tiles)
 {
-	uint32_t items = max_tiles * a->n_heads, most = l->sms * (DIM <= 64 ? 4 : DIM <= 128 ? 2 : 1); /* blocks that fit at once */
+	uint32_t items = max_tiles * a->n_heads, most = l->sms * (DIM <= 64    ? 4
+	                                                          : DIM <= 128 ? 2
+	                                                                       : 1); /* blocks that fit at once */
 
 	dim3 grid(items < most ? items : most);
 	size_t smem = 5 * shape<DIM>::bytes + BLOCK * 4;
 
-	return a->softcap != 0.0f ? launch(attn_prefill<DIM, true>, grid, shape<DIM>::threads, smem, l->stream, l->pdl, *a)
-	                          : launch(attn_prefill<DIM, false>, grid, shape<DIM>::threads, smem, l->stream, l->pdl, *a);
+	return a->softcap != 0.0f
+	               ? launch(attn_prefill<DIM, true>, grid, shape<DIM>::threads, smem, l->stream, l->pdl, *a)
+	               : launch(attn_prefill<DIM, false>, grid, shape<DIM>::threads, smem, l->stream, l->pdl, *a);
 }
 
 extern "C" int apr_cuda_prefill_attn(const apr_cuda_launch *l, const apr_op_attn *op, const apr_cuda_attn_tile *tiles,

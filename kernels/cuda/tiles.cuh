@@ -48,7 +48,8 @@ HD uint32_t stage_k(uint32_t tile)
 {
 	switch (tile) {
 	case APR_TILE_Q8_0: return 128;
-	case APR_TILE_F16: case APR_TILE_BF16: return 64;
+	case APR_TILE_F16:
+	case APR_TILE_BF16: return 64;
 	default: return 256;
 	}
 }
@@ -278,13 +279,14 @@ HD float unpack_value(uint32_t tile, const uint8_t *b, uint32_t r, uint32_t k)
 		at = q4[i] + 8 * hi;
 		code = (w >> at | (at > 28 ? w << (32 - at) : 0)) & 15;
 		return block_join({apr_half_to_f32(le16(s)) * (float)scale6(s + 4, gi),
-		                   -(apr_half_to_f32(le16(s + 2)) * (float)min6(s + 4, gi)), 0, true}, code);
+		                   -(apr_half_to_f32(le16(s + 2)) * (float)min6(s + 4, gi)), 0, true},
+		                  code);
 	}
 	case APR_TILE_Q6_K:
 		code = b[((gi >> 1) * 128 + lane * 4 + (gi & 1) * 2 + half) * 4 + i] >> (4 * hi) & 15;
 		code |= (b[2048 + ((gi >> 2) * 128 + lane * 4 + (gi & 3)) * 4 + i] >> (2 * part) & 3) << 4;
-		return block_join({apr_half_to_f32(le16(b + 3328 + d)) * (float)(int8_t)b[3072 + r * 16 + (k >> 4)], 0, 32, false},
-		                  code);
+		return block_join(
+				{apr_half_to_f32(le16(b + 3328 + d)) * (float)(int8_t)b[3072 + r * 16 + (k >> 4)], 0, 32, false}, code);
 	case APR_TILE_Q8_0:
 		code = b[(gi * 128 + lane * 4 + part) * 4 + i];
 		return block_join({apr_half_to_f32(le16(b + 1024 + gi * 32 + d)), 0, 128, false}, code);
@@ -298,7 +300,8 @@ HD float unpack_value(uint32_t tile, const uint8_t *b, uint32_t r, uint32_t k)
 		return block_join({apr_half_to_f32(le16(b + 640 + gi * 32 + d)), 0, 16, false}, code);
 	default:
 		at = ((gi * 2 + half) * 128 + lane * 4 + hi + (i & 2)) * 4 + (i & 1) * 2;
-		return tile == APR_TILE_BF16 ? apr_bfloat_to_f32((uint16_t)le16(b + at)) : apr_half_to_f32((uint16_t)le16(b + at));
+		return tile == APR_TILE_BF16 ? apr_bfloat_to_f32((uint16_t)le16(b + at))
+		                             : apr_half_to_f32((uint16_t)le16(b + at));
 	}
 }
 /* Weight (p, k) of a matrix in tiles, p in the tiles' row order. */

@@ -22,7 +22,8 @@ struct model { /* 8B Llama shape */
 
 		mem.emplace_back(bytes);
 		for (size_t at = 0; at < bytes; at += from.tiles.n)
-			CUDA(cudaMemcpyAsync(mem.back().p + at, from.tiles.p, std::min(from.tiles.n, bytes - at), cudaMemcpyDeviceToDevice, stream));
+			CUDA(cudaMemcpyAsync(mem.back().p + at, from.tiles.p, std::min(from.tiles.n, bytes - at),
+			                     cudaMemcpyDeviceToDevice, stream));
 		m.n_in = n_in, m.n_out = n_out, m.order = order, m.tiles = mem.back().p;
 		mats.push_back(m);
 	}
@@ -51,9 +52,11 @@ struct buffers {
 	apr_kv_group g;
 
 	buffers(uint32_t rows, uint32_t ctx)
-		: x0(random_rows(rows, 4096, 1, false)), x1(rows * 4096), y(random_rows(rows, 4096, 2, false)), q(rows * 4096), o(rows * 4096),
-		  a((size_t)rows * 14336), logits((size_t)64 * 128256), norm(std::vector<float>(4096, 1.0f)), cs(std::vector<float>((size_t)(ctx + 64) * 128, 0.5f)),
-		  pool((size_t)rows * ((ctx + 63) / 64) * 32 * 64 * 8 * 256 * 2), table(std::vector<uint32_t>(64 * ((ctx + 63) / 64)))
+		: x0(random_rows(rows, 4096, 1, false)), x1(rows * 4096), y(random_rows(rows, 4096, 2, false)), q(rows * 4096),
+		  o(rows * 4096), a((size_t)rows * 14336), logits((size_t)64 * 128256), norm(std::vector<float>(4096, 1.0f)),
+		  cs(std::vector<float>((size_t)(ctx + 64) * 128, 0.5f)),
+		  pool((size_t)rows * ((ctx + 63) / 64) * 32 * 64 * 8 * 256 * 2),
+		  table(std::vector<uint32_t>(64 * ((ctx + 63) / 64)))
 	{
 		uint32_t per = (ctx + 63) / 64;
 		std::vector<uint32_t> t(64 * per);
@@ -63,7 +66,8 @@ struct buffers {
 		table.put(t);
 		CUDA(cudaMemset(pool.p, 0x21, pool.n));
 		memset(&g, 0, sizeof g);
-		g.type = APR_KV_F16, g.n_layers = 32, g.n_kv_heads = 8, g.k_dim = g.v_dim = 128, g.n_pages = rows * per, g.max_pages_seq = per;
+		g.type = APR_KV_F16, g.n_layers = 32, g.n_kv_heads = 8, g.k_dim = g.v_dim = 128, g.n_pages = rows * per,
+		g.max_pages_seq = per;
 		g.layer_bytes = (uint64_t)64 * 8 * 256 * 2, g.pool = pool.p, g.table = table.p;
 	}
 };
@@ -76,8 +80,27 @@ static void enqueue(const model &m, buffers &b, apr_cuda_launch *l, int what)
 
 	for (uint32_t i = 0; i < m.layers; i++) {
 		const apr_mat *w = &m.mats[i * 6];
-		apr_op_attn_in in = {b.x0.p, b.y.p, b.x1.p, none, nw, 4096, 32, 8, 128, 128, w, w + 1, w + 2, NULL, NULL, NULL, none, none,
-		                     {APR_OP_ROPE_PAIRS, 128, b.cs.p}, b.q.p, {&b.g, i}};
+		apr_op_attn_in in = {b.x0.p,
+		                     b.y.p,
+		                     b.x1.p,
+		                     none,
+		                     nw,
+		                     4096,
+		                     32,
+		                     8,
+		                     128,
+		                     128,
+		                     w,
+		                     w + 1,
+		                     w + 2,
+		                     NULL,
+		                     NULL,
+		                     NULL,
+		                     none,
+		                     none,
+		                     {APR_OP_ROPE_PAIRS, 128, b.cs.p},
+		                     b.q.p,
+		                     {&b.g, i}};
 		apr_op_attn at = {b.q.p, b.o.p, 32, 8, 128, 128, 0.088f, 0, 0, {&b.g, i}};
 		apr_op_proj o = {b.o.p, b.y.p, 4096, 4096, w + 3, NULL}, down = {b.a.p, b.y.p, 14336, 4096, w + 5, NULL};
 		apr_op_ffn_in ffn = {b.x1.p, b.y.p, b.x0.p, none, nw, 4096, 14336, w + 4, w + 4, APR_OP_SILU, b.a.p};
@@ -217,11 +240,13 @@ static void bench_sample(void)
 			apr_cuda_draw d = {};
 
 			d.temperature = kind ? 0.8f : 0;
-			d.top_k = kind > 1 ? 40 : 0, d.top_p = kind > 1 ? 0.9f : 1, d.repeat_penalty = 1, d.seed = 5, d.want_logprob = kind == 3;
+			d.top_k = kind > 1 ? 40 : 0, d.top_p = kind > 1 ? 0.9f : 1, d.repeat_penalty = 1, d.seed = 5,
+			d.want_logprob = kind == 3;
 			dbuf<apr_cuda_draw> dd(std::vector<apr_cuda_draw>(64, d));
 			dbuf<uint32_t> nd(std::vector<uint32_t>{rows});
 			st.l.bucket = rows;
-			double us = time_calls([&] { apr_cuda_sample(&st.l, lg.p, n, n, dd.p, nd.p, step_no.p, rec.p, top.p); }, 20);
+			double us =
+					time_calls([&] { apr_cuda_sample(&st.l, lg.p, n, n, dd.p, nd.p, step_no.p, rec.p, top.p); }, 20);
 
 			printf("{\"bench\":\"sample_%s\",\"vocab\":%u,\"rows\":%u,\"us\":%.1f}\n", name[kind], n, rows, us);
 		}
@@ -243,7 +268,8 @@ static void bench_prefill_attn(void)
 		st.set(rows, rows, std::vector<uint32_t>(rows), std::vector<uint32_t>(rows));
 		double us = time_calls([&] { apr_cuda_prefill_attn(&st.l, &op, dt.p, nt.p, (uint32_t)t.size()); }, 20);
 
-		printf("{\"bench\":\"prefill_attn\",\"rows\":%u,\"us\":%.1f,\"tflops\":%.0f}\n", rows, us, 4.0 * 128 * 32 * rows * (rows + 1) / 2 / us * 1e-6);
+		printf("{\"bench\":\"prefill_attn\",\"rows\":%u,\"us\":%.1f,\"tflops\":%.0f}\n", rows, us,
+		       4.0 * 128 * 32 * rows * (rows + 1) / 2 / us * 1e-6);
 	}
 }
 
@@ -272,7 +298,8 @@ void bench(void)
 					st.l.pdl = false;
 					double plain = what < 0 ? time_graph(m, b, &st.l, what, 20) : 0;
 					st.l.pdl = true;
-					printf("{\"bench\":\"decode_%s\",\"type\":%u,\"rows\":%u,\"ctx\":%u,\"us\":%.1f,\"us_each\":%.2f,\"plain_us\":%.1f}\n",
+					printf("{\"bench\":\"decode_%s\",\"type\":%u,\"rows\":%u,\"ctx\":%u,\"us\":%.1f,\"us_each\":%.2f,"
+					       "\"plain_us\":%.1f}\n",
 					       name[what + 1], type, rows, ctx, us, what < 0 || what == 5 ? us : us / m.layers, plain);
 				}
 				if (ctx == 128 && rows <= 16)

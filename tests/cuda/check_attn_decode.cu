@@ -12,8 +12,8 @@ static void one_shape(const struct shape_heads &h, apr_kv_type type)
 	dbuf<float> dq(q), dq2(q), dout((size_t)64 * h.n_heads * h.v_dim);
 	apr_cuda_limits lim = {64, 64, 64, h.n_heads, h.n_kv, h.k_dim, h.v_dim, 1152};
 	step st(apr_cuda_scratch_bytes(&lim));
-	apr_op_attn op = {dq.p, dout.p, h.n_heads, h.n_kv, h.k_dim, h.v_dim, 1.0f / sqrtf((float)h.k_dim), h.softcap, h.window,
-	                  {&kv.group, 1}};
+	apr_op_attn op = {dq.p,      dout.p,   h.n_heads,     h.n_kv, h.k_dim, h.v_dim, 1.0f / sqrtf((float)h.k_dim),
+	                  h.softcap, h.window, {&kv.group, 1}};
 	std::vector<uint32_t> pos(n_seq), slot(n_seq);
 	std::vector<double> ref(h.v_dim);
 	size_t width = (size_t)h.n_heads * h.v_dim;
@@ -34,8 +34,9 @@ static void one_shape(const struct shape_heads &h, apr_kv_type type)
 		for (uint32_t n = 0; n < h.n_heads; n++) {
 			uint32_t kvh = n / (h.n_heads / h.n_kv);
 
-			apr_ref_attn(&q[((size_t)i * h.n_heads + n) * h.k_dim], kv.key(i, 0, kvh), kv.stride_k(), kv.value(i, 0, kvh), kv.stride_v(),
-			             pos[i], h.window, h.k_dim, h.v_dim, op.scale, h.softcap, ref.data());
+			apr_ref_attn(&q[((size_t)i * h.n_heads + n) * h.k_dim], kv.key(i, 0, kvh), kv.stride_k(),
+			             kv.value(i, 0, kvh), kv.stride_v(), pos[i], h.window, h.k_dim, h.v_dim, op.scale, h.softcap,
+			             ref.data());
 			for (uint32_t d = 0; d < h.v_dim; d++) {
 				double e = fabs(all[i * width + n * h.v_dim + d] - ref[d]);
 
@@ -46,8 +47,8 @@ static void one_shape(const struct shape_heads &h, apr_kv_type type)
 				ref2 += ref[d] * ref[d];
 			}
 		}
-	CHECK(sqrt(err2 / ref2) < (type == APR_KV_F16 ? 2e-3 : 1e-5), "heads %u/%u dim %u type %d: rms %.3g, max %.3g", h.n_heads, h.n_kv,
-	      h.k_dim, type, sqrt(err2 / ref2), worst);
+	CHECK(sqrt(err2 / ref2) < (type == APR_KV_F16 ? 2e-3 : 1e-5), "heads %u/%u dim %u type %d: rms %.3g, max %.3g",
+	      h.n_heads, h.n_kv, h.k_dim, type, sqrt(err2 / ref2), worst);
 	rng g = {h.n_heads * 100 + h.k_dim};
 	for (uint32_t b : {1u, 2u, 8u, 16u, 64u}) {
 		uint32_t live = b == 1 ? 1 : b - 1;
@@ -59,7 +60,8 @@ static void one_shape(const struct shape_heads &h, apr_kv_type type)
 			from[i] = g.below(n_seq);
 			pos2[i] = pos[from[i]], slot2[i] = i == 3 ? APR_CUDA_DEAD : slot[from[i]];
 			if (i != 2)
-				memcpy(&q2[(size_t)i * h.n_heads * h.k_dim], &q[(size_t)from[i] * h.n_heads * h.k_dim], h.n_heads * h.k_dim * 4);
+				memcpy(&q2[(size_t)i * h.n_heads * h.k_dim], &q[(size_t)from[i] * h.n_heads * h.k_dim],
+				       h.n_heads * h.k_dim * 4);
 		}
 		dbuf<float> dqq(q2);
 		op.q = dqq.p;

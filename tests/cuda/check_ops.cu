@@ -46,7 +46,8 @@ static void ffn_shape(uint32_t type, uint32_t k, uint32_t n_ff, bool post, uint3
 	const uint32_t rows = 17;
 	weight w(type, k, 2 * n_ff, k + n_ff, APR_ORDER_GATE_UP);
 	wide d(w);
-	std::vector<float> x = random_rows(rows, k, 1, true), y = random_rows(rows, k, 2, true), nw = norm_weights(k, 3), pw = norm_weights(k, 4);
+	std::vector<float> x = random_rows(rows, k, 1, true), y = random_rows(rows, k, 2, true), nw = norm_weights(k, 3),
+					   pw = norm_weights(k, 4);
 	dbuf<float> dx(x), dy(y), dn(nw), dp(pw), dxo((size_t)rows * k), da((size_t)rows * n_ff), dxo1(k), da1(n_ff);
 	apr_cuda_limits lim = {64, k, n_ff, 1, 1, 64, 64, 64};
 	step st(apr_cuda_scratch_bytes(&lim));
@@ -58,9 +59,11 @@ static void ffn_shape(uint32_t type, uint32_t k, uint32_t n_ff, bool post, uint3
 	CHECK(apr_cuda_decode_ffn_in(&st.l, &op) == 0, "launch");
 	std::vector<float> a = da.get(), gxo = dxo.get();
 	for (uint32_t r = 0; r < rows; r++) {
-		apr_ref_add_norm(&x[(size_t)r * k], &y[(size_t)r * k], post ? pw.data() : NULL, 1e-6, nw.data(), 1e-5, k, xo.data(), h.data());
+		apr_ref_add_norm(&x[(size_t)r * k], &y[(size_t)r * k], post ? pw.data() : NULL, 1e-6, nw.data(), 1e-5, k,
+		                 xo.data(), h.data());
 		for (uint32_t i = 0; i < k; i++)
-			add_worst(worst_x, gxo[(size_t)r * k + i], xo[i], 1e-6 * (fabs(xo[i]) + fabs(x[(size_t)r * k + i])) + 1e-30);
+			add_worst(worst_x, gxo[(size_t)r * k + i], xo[i],
+			          1e-6 * (fabs(xo[i]) + fabs(x[(size_t)r * k + i])) + 1e-30);
 		for (uint32_t o = 0; o < n_ff; o++) {
 			double mg, mu, g = d.dot(o, h.data(), &mg), u = d.dot(n_ff + o, h.data(), &mu);
 
@@ -68,41 +71,66 @@ static void ffn_shape(uint32_t type, uint32_t k, uint32_t n_ff, bool post, uint3
 			double slope = act == APR_OP_RELU2 ? 2 * fabs(g) + 0x1p-10 * mg : 1.13;
 
 			add_worst(worst, a[(size_t)r * n_ff + o], apr_ref_act(act, g) * u,
-			          0x1p-10 * (slope * mg * (fabs(u) + 0x1p-10 * mu) + fabs(apr_ref_act(act, g)) * mu) + 1e-6 * fabs(g * u) + 1e-30);
+			          0x1p-10 * (slope * mg * (fabs(u) + 0x1p-10 * mu) + fabs(apr_ref_act(act, g)) * mu) +
+			                  1e-6 * fabs(g * u) + 1e-30);
 		}
 	}
-	CHECK(worst <= 1 && worst_x <= 1, "ffn type %u K %u post %d act %u: %.3g, x %.3g of the bound", type, k, post, act, worst, worst_x);
+	CHECK(worst <= 1 && worst_x <= 1, "ffn type %u K %u post %d act %u: %.3g, x %.3g of the bound", type, k, post, act,
+	      worst, worst_x);
 	op.x_out = dxo1.p, op.a = da1.p;
 	for (uint32_t r = 0; r < rows; r += 4) {
 		op.x = dx.p + (size_t)r * k, op.y = dy.p + (size_t)r * k;
 		st.set(1, 1, {}, {});
 		CHECK(apr_cuda_decode_ffn_in(&st.l, &op) == 0, "launch");
-		CHECK(same_bits(da1.get().data(), &a[(size_t)r * n_ff], n_ff) && same_bits(dxo1.get().data(), &gxo[(size_t)r * k], k),
+		CHECK(same_bits(da1.get().data(), &a[(size_t)r * n_ff], n_ff) &&
+		              same_bits(dxo1.get().data(), &gxo[(size_t)r * k], k),
 		      "ffn type %u K %u row %u alone differs", type, k, r);
 	}
 }
 
 /* kinds: rotation; norms of heads; biases; order of wq and wk */
-static void attn_in_shape(const struct shape_heads &h, uint32_t tq, uint32_t tv, uint32_t k, uint32_t kind, bool norms, bool bias)
+static void attn_in_shape(const struct shape_heads &h, uint32_t tq, uint32_t tv, uint32_t k, uint32_t kind, bool norms,
+                          bool bias)
 {
-	const uint32_t rows = 11, nq = h.n_heads * h.k_dim, nk = h.n_kv * h.k_dim, nv = h.n_kv * h.v_dim, n_rot = h.k_dim >= 128 ? h.k_dim / 2 : h.k_dim;
+	const uint32_t rows = 11, nq = h.n_heads * h.k_dim, nk = h.n_kv * h.k_dim, nv = h.n_kv * h.v_dim,
+				   n_rot = h.k_dim >= 128 ? h.k_dim / 2 : h.k_dim;
 	uint32_t order = kind == APR_OP_ROPE_HALVES ? APR_ORDER_ROPE_HALVES : APR_ORDER_PLAIN;
 	weight wq(tq, k, nq, 1, order, h.k_dim, n_rot / 2), wk(tq, k, nk, 2, order, h.k_dim, n_rot / 2), wv(tv, k, nv, 3);
 	wide dq(wq), dk(wk), dv(wv);
 	kv_pool kv(h, APR_KV_F32, 256, 16, 2, 1);
-	std::vector<float> x = random_rows(rows, k, 1, true), nw = norm_weights(k, 3), bq = random_rows(1, nq, 5, false), bk = random_rows(1, nk, 6, false),
-	                   bv = random_rows(1, nv, 7, false), qn = norm_weights(h.k_dim, 8), kn = norm_weights(h.k_dim, 9), cs(256 * n_rot);
+	std::vector<float> x = random_rows(rows, k, 1, true), nw = norm_weights(k, 3), bq = random_rows(1, nq, 5, false),
+					   bk = random_rows(1, nk, 6, false), bv = random_rows(1, nv, 7, false),
+					   qn = norm_weights(h.k_dim, 8), kn = norm_weights(h.k_dim, 9), cs(256 * n_rot);
 	for (uint32_t p = 0; p < 256; p++)
 		for (uint32_t i = 0; i < n_rot / 2; i++) {
 			cs[(p * n_rot / 2 + i) * 2] = cosf(p * powf(10000, -2.0f * i / n_rot));
 			cs[(p * n_rot / 2 + i) * 2 + 1] = sinf(p * powf(10000, -2.0f * i / n_rot));
 		}
-	dbuf<float> dx(x), dn(nw), dbq(bq), dbk(bk), dbv(bv), dqn(qn), dkn(kn), dcs(cs), dxo((size_t)rows * k), dout((size_t)rows * nq);
+	dbuf<float> dx(x), dn(nw), dbq(bq), dbk(bk), dbv(bv), dqn(qn), dkn(kn), dcs(cs), dxo((size_t)rows * k),
+			dout((size_t)rows * nq);
 	apr_cuda_limits lim = {64, k, k, h.n_heads, h.n_kv, h.k_dim, h.v_dim, 256};
 	step st(apr_cuda_scratch_bytes(&lim));
-	apr_op_attn_in op = {dx.p, NULL, dxo.p, {NULL, 0}, {dn.p, 1e-5f}, k, h.n_heads, h.n_kv, h.k_dim, h.v_dim, &wq.m, &wk.m, &wv.m,
-	                     bias ? dbq.p : NULL, bias ? dbk.p : NULL, bias ? dbv.p : NULL, {norms ? dqn.p : NULL, 1e-6f},
-	                     {norms ? dkn.p : NULL, 1e-6f}, {kind, kind ? n_rot : 0, dcs.p}, dout.p, {&kv.group, 1}};
+	apr_op_attn_in op = {dx.p,
+	                     NULL,
+	                     dxo.p,
+	                     {NULL, 0},
+	                     {dn.p, 1e-5f},
+	                     k,
+	                     h.n_heads,
+	                     h.n_kv,
+	                     h.k_dim,
+	                     h.v_dim,
+	                     &wq.m,
+	                     &wk.m,
+	                     &wv.m,
+	                     bias ? dbq.p : NULL,
+	                     bias ? dbk.p : NULL,
+	                     bias ? dbv.p : NULL,
+	                     {norms ? dqn.p : NULL, 1e-6f},
+	                     {norms ? dkn.p : NULL, 1e-6f},
+	                     {kind, kind ? n_rot : 0, dcs.p},
+	                     dout.p,
+	                     {&kv.group, 1}};
 	std::vector<uint32_t> pos(rows), slot(rows);
 	std::vector<double> xo(k), hh(k), v(nq);
 	double worst = 0;
@@ -136,7 +164,8 @@ static void attn_in_shape(const struct shape_heads &h, uint32_t tq, uint32_t tv,
 					magsum = fmax(magsum, mag);
 				}
 				if (what < 2)
-					apr_ref_head(v.data(), dim, norms ? (what ? kn : qn).data() : NULL, 1e-6, kind, n_rot, &cs[pos[r] * n_rot]);
+					apr_ref_head(v.data(), dim, norms ? (what ? kn : qn).data() : NULL, 1e-6, kind, n_rot,
+					             &cs[pos[r] * n_rot]);
 				for (uint32_t d = 0; d < dim; d++) {
 					double bound = 0x1p-10 * magsum * (norms && what < 2 ? 4 / sqrt(rms + 1e-6) : 2);
 					const uint8_t *page = &pool[0];
@@ -146,7 +175,9 @@ static void attn_in_shape(const struct shape_heads &h, uint32_t tq, uint32_t tv,
 						got = q[((size_t)r * h.n_heads + head) * dim + d];
 					} else {
 						page += ((size_t)kv.table[slot[r] * kv.per_seq + pos[r] / 64] * 2 + 1) * kv.group.layer_bytes;
-						page += ((what == 2 ? (size_t)h.n_kv * 64 * h.k_dim : 0) + ((size_t)head * 64 + pos[r] % 64) * dim + d) * 4;
+						page += ((what == 2 ? (size_t)h.n_kv * 64 * h.k_dim : 0) +
+						         ((size_t)head * 64 + pos[r] % 64) * dim + d) *
+						        4;
 						memcpy(&got, page, 4);
 					}
 					add_worst(worst, got, v[d], bound);
@@ -154,13 +185,15 @@ static void attn_in_shape(const struct shape_heads &h, uint32_t tq, uint32_t tv,
 			}
 		}
 	}
-	CHECK(worst <= 1 && !wrong, "attn_in %u/%u dim %u K %u types %u %u rope %u norms %d bias %d: %.3g of the bound, x wrong %zu", h.n_heads, h.n_kv,
-	      h.k_dim, k, tq, tv, kind, norms, bias, worst, wrong);
+	CHECK(worst <= 1 && !wrong,
+	      "attn_in %u/%u dim %u K %u types %u %u rope %u norms %d bias %d: %.3g of the bound, x wrong %zu", h.n_heads,
+	      h.n_kv, h.k_dim, k, tq, tv, kind, norms, bias, worst, wrong);
 	/* keys and values: written there and nowhere else */
 	size_t live = 0;
 	for (size_t i = 0; i < pool.size(); i += 4)
 		live += memcmp(&pool[i], "\xff\xff\xff\xff", 4) != 0;
-	CHECK(live == (size_t)(rows - 1) * (nk + nv), "pages: %zu numbers written, not %zu", live, (size_t)(rows - 1) * (nk + nv));
+	CHECK(live == (size_t)(rows - 1) * (nk + nv), "pages: %zu numbers written, not %zu", live,
+	      (size_t)(rows - 1) * (nk + nv));
 	for (uint32_t r : {0u, 7u}) { /* alone */
 		dbuf<float> q1(nq), xo1(k);
 
@@ -172,7 +205,8 @@ static void attn_in_shape(const struct shape_heads &h, uint32_t tq, uint32_t tv,
 		size_t bad = 0;
 		for (size_t i = 0; i < pool1.size(); i += 4)
 			bad += memcmp(&pool1[i], "\xff\xff\xff\xff", 4) != 0 && memcmp(&pool1[i], &pool[i], 4) != 0;
-		CHECK(!bad && same_bits(q1.get().data(), &q[(size_t)r * nq], nq), "attn_in row %u alone differs (%zu in pages)", r, bad);
+		CHECK(!bad && same_bits(q1.get().data(), &q[(size_t)r * nq], nq), "attn_in row %u alone differs (%zu in pages)",
+		      r, bad);
 	}
 }
 
@@ -198,7 +232,8 @@ static void head_shape(uint32_t type, uint32_t k, uint32_t n_vocab, float softca
 		CHECK(apr_cuda_decode_head(&st.l, &op) == 0, "launch");
 		std::vector<float> lg = dl.get();
 		for (uint32_t i = 0; i < n; i++) {
-			apr_ref_add_norm(&x[(size_t)out[i] * k], &y[(size_t)out[i] * k], NULL, 0, nw.data(), 1e-5, k, xo.data(), h.data());
+			apr_ref_add_norm(&x[(size_t)out[i] * k], &y[(size_t)out[i] * k], NULL, 0, nw.data(), 1e-5, k, xo.data(),
+			                 h.data());
 			for (uint32_t o = 0; o < n_vocab; o++) {
 				double mag, v = d.dot(o, h.data(), &mag) * 0.5;
 
@@ -247,7 +282,8 @@ void check_ops(void)
 	for (const struct shape_heads &h : shape_heads)
 		for (uint32_t kind = 0; kind < 3; kind++)
 			for (int norms = 0; norms < 2; norms++)
-				attn_in_shape(h, kind == 1 ? APR_TYPE_Q4_K : APR_TYPE_Q8_0, kind == 1 ? APR_TYPE_Q6_K : APR_TYPE_BF16, 512, kind, norms, kind != 1);
+				attn_in_shape(h, kind == 1 ? APR_TYPE_Q4_K : APR_TYPE_Q8_0, kind == 1 ? APR_TYPE_Q6_K : APR_TYPE_BF16,
+				              512, kind, norms, kind != 1);
 	for (uint32_t t : {12u, 14u, 8u, 30u})
 		head_shape(t, 1536, 300, t == 14 ? 30.0f : 0.0f);
 	for (uint32_t t : shape_types)

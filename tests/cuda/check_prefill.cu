@@ -24,13 +24,17 @@ static float read_real(apr_cuda_real real, const uint8_t *b, size_t i)
 static void gemm_inputs(uint32_t n, uint32_t rows, apr_cuda_real real)
 {
 	const uint32_t bucket = rows + 3, padded = (bucket + 15) & ~15u;
-	std::vector<float> x = random_rows(rows, n, 1, true), y = random_rows(rows, n, 2, true), w = random_rows(1, n, 3, false), pw = random_rows(1, n, 4, false);
+	std::vector<float> x = random_rows(rows, n, 1, true), y = random_rows(rows, n, 2, true),
+					   w = random_rows(1, n, 3, false), pw = random_rows(1, n, 4, false);
 	dbuf<float> dx(x), dy(y), dw(w), dp(pw), xo((size_t)rows * n), scale(padded);
 	dbuf<uint8_t> out((size_t)padded * n * 4);
 	step st(256 * 1024);
 	bool scaled = real == APR_REAL_F16 || real == APR_REAL_E4M3;
 	apr_cuda_gemm_in dst = {real, out.p, scaled ? scale.p : NULL, padded};
-	double rel = real == APR_REAL_F32 ? 1e-6 : real == APR_REAL_F16 ? 0x1p-11 * 1.01 : real == APR_REAL_BF16 ? 0x1p-8 * 1.01 : 0x1p-4 * 1.01;
+	double rel = real == APR_REAL_F32    ? 1e-6
+	             : real == APR_REAL_F16  ? 0x1p-11 * 1.01
+	             : real == APR_REAL_BF16 ? 0x1p-8 * 1.01
+	                                     : 0x1p-4 * 1.01;
 
 	for (int norm = 0; norm < 2; norm++) {
 		double worst = 0;
@@ -49,7 +53,8 @@ static void gemm_inputs(uint32_t n, uint32_t rows, apr_cuda_real real)
 			double amax = 0;
 
 			if (r < rows) {
-				apr_ref_add_norm(&x[(size_t)r * n], &y[(size_t)r * n], pw.data(), 1e-6, w.data(), 1e-5, n, dxo.data(), h.data());
+				apr_ref_add_norm(&x[(size_t)r * n], &y[(size_t)r * n], pw.data(), 1e-6, w.data(), 1e-5, n, dxo.data(),
+				                 h.data());
 				for (uint32_t i = 0; i < n; i++) { /* x + post(y) may cancel: its rounding is of the larger terms */
 					double parts = fabs(x[(size_t)r * n + i]) + fabs(dxo[i] - x[(size_t)r * n + i]);
 
@@ -66,19 +71,25 @@ static void gemm_inputs(uint32_t n, uint32_t rows, apr_cuda_real real)
 					continue;
 				}
 				/* the smallest steps: of FP16 under rows scaled to 1024, of E4M3 under 448 */
-				double e = fabs(got - h[i]) / (rel * fabs(h[i]) + 2e-6 * fabs(h[i]) + (norm ? cancel[i] : 0) + amax * (real == APR_REAL_E4M3 ? 0x1p-10 / 448 * 1.1 : real == APR_REAL_F16 ? 0x1p-34 : 0) + 1e-30);
+				double e = fabs(got - h[i]) / (rel * fabs(h[i]) + 2e-6 * fabs(h[i]) + (norm ? cancel[i] : 0) +
+				                               amax * (real == APR_REAL_E4M3  ? 0x1p-10 / 448 * 1.1
+				                                       : real == APR_REAL_F16 ? 0x1p-34
+				                                                              : 0) +
+				                               1e-30);
 
 				worst = e < 1e9 ? fmax(worst, e) : 1e9;
 			}
 		}
-		CHECK(worst <= 1 && !bad, "gemm input %d n %u rows %u norm %d: %.3g of the bound, %zu not zero", real, n, rows, norm, worst, bad);
+		CHECK(worst <= 1 && !bad, "gemm input %d n %u rows %u norm %d: %.3g of the bound, %zu not zero", real, n, rows,
+		      norm, worst, bad);
 	}
 }
 
 static void small_ops(void)
 {
 	const uint32_t n = 640, rows = 70, ld = 2 * n;
-	std::vector<float> gu = random_rows(rows, ld, 1, false), s(rows), b = random_rows(1, n, 2, false), y = random_rows(rows, n, 3, false);
+	std::vector<float> gu = random_rows(rows, ld, 1, false), s(rows), b = random_rows(1, n, 2, false),
+					   y = random_rows(rows, n, 3, false);
 	dbuf<float> dg(gu), da((size_t)rows * n), ds(rows), db(b), dy(y);
 	step st(256 * 1024);
 	double worst = 0;
@@ -96,7 +107,8 @@ static void small_ops(void)
 					double g = (double)gu[(size_t)r * ld + i] * s[r], u = (double)gu[(size_t)r * ld + n + i] * s[r];
 					double want = gated ? apr_ref_act(act, g) * u : apr_ref_act(act, u);
 
-					worst = fmax(worst, fabs(a[(size_t)r * n + i] - want) / (3e-6 * (fabs(want) + fabs(u) * (gated ? fmax(1, fabs(g)) : 1))));
+					worst = fmax(worst, fabs(a[(size_t)r * n + i] - want) /
+					                            (3e-6 * (fabs(want) + fabs(u) * (gated ? fmax(1, fabs(g)) : 1))));
 				}
 		}
 	CHECK(worst <= 1, "activations: %.3g of the bound", worst);
@@ -111,15 +123,36 @@ static void small_ops(void)
 
 static void heads(const struct shape_heads &h, uint32_t kind)
 {
-	const uint32_t rows = 70, nq = h.n_heads * h.k_dim, nk = h.n_kv * h.k_dim, nv = h.n_kv * h.v_dim, ld = nq + nk + nv, n_rot = h.k_dim / 2;
+	const uint32_t rows = 70, nq = h.n_heads * h.k_dim, nk = h.n_kv * h.k_dim, nv = h.n_kv * h.v_dim, ld = nq + nk + nv,
+				   n_rot = h.k_dim / 2;
 	kv_pool kv(h, APR_KV_F32, 128, 4, 2, 1);
-	std::vector<float> qkv = random_rows(rows, ld, 1, false), bias = random_rows(1, ld, 2, false), norm = random_rows(1, 2 * h.k_dim, 3, false), cs(128 * n_rot), s(rows, 2.0f);
+	std::vector<float> qkv = random_rows(rows, ld, 1, false), bias = random_rows(1, ld, 2, false),
+					   norm = random_rows(1, 2 * h.k_dim, 3, false), cs(128 * n_rot), s(rows, 2.0f);
 	for (uint32_t i = 0; i < cs.size() / 2; i++)
 		cs[2 * i] = cosf(i * 0.37f), cs[2 * i + 1] = sinf(i * 0.37f);
 	dbuf<float> dx(qkv), db(bias), dn(norm), dcs(cs), ds(s), dq((size_t)rows * nq);
 	step st(256 * 1024);
-	apr_op_attn_in op = {NULL, NULL, NULL, {NULL, 0}, {NULL, 0}, 64, h.n_heads, h.n_kv, h.k_dim, h.v_dim, NULL, NULL, NULL, db.p, db.p + nq,
-	                     db.p + nq + nk, {dn.p, 1e-6f}, {dn.p + h.k_dim, 1e-6f}, {kind, kind ? n_rot : 0, dcs.p}, dq.p, {&kv.group, 1}};
+	apr_op_attn_in op = {NULL,
+	                     NULL,
+	                     NULL,
+	                     {NULL, 0},
+	                     {NULL, 0},
+	                     64,
+	                     h.n_heads,
+	                     h.n_kv,
+	                     h.k_dim,
+	                     h.v_dim,
+	                     NULL,
+	                     NULL,
+	                     NULL,
+	                     db.p,
+	                     db.p + nq,
+	                     db.p + nq + nk,
+	                     {dn.p, 1e-6f},
+	                     {dn.p + h.k_dim, 1e-6f},
+	                     {kind, kind ? n_rot : 0, dcs.p},
+	                     dq.p,
+	                     {&kv.group, 1}};
 	std::vector<uint32_t> pos(rows), slot(rows);
 	std::vector<double> v(h.k_dim + h.v_dim);
 	double worst = 0;
@@ -133,7 +166,12 @@ static void heads(const struct shape_heads &h, uint32_t kind)
 	std::vector<uint8_t> pool = kv.pool.get();
 	for (uint32_t r = 0; r < rows; r++)
 		for (uint32_t head = 0; head < h.n_heads + 2 * h.n_kv; head++) {
-			uint32_t what = head < h.n_heads ? 0 : head < h.n_heads + h.n_kv ? 1 : 2, hh = head - (what == 0 ? 0 : what == 1 ? h.n_heads : h.n_heads + h.n_kv);
+			uint32_t what = head < h.n_heads            ? 0
+			                : head < h.n_heads + h.n_kv ? 1
+			                                            : 2,
+					 hh = head - (what == 0   ? 0
+			                      : what == 1 ? h.n_heads
+			                                  : h.n_heads + h.n_kv);
 			uint32_t dim = what == 2 ? h.v_dim : h.k_dim, at = (what == 0 ? 0 : what == 1 ? nq : nq + nk) + hh * dim;
 
 			for (uint32_t d = 0; d < dim; d++)
@@ -143,7 +181,8 @@ static void heads(const struct shape_heads &h, uint32_t kind)
 			for (uint32_t d = 0; d < dim; d++) {
 				float got;
 				size_t i = ((size_t)kv.table[slot[r] * kv.per_seq + pos[r] / 64] * 2 + 1) * kv.group.layer_bytes +
-				           ((what == 2 ? (size_t)h.n_kv * 64 * h.k_dim : 0) + ((size_t)hh * 64 + pos[r] % 64) * dim + d) * 4;
+				           ((what == 2 ? (size_t)h.n_kv * 64 * h.k_dim : 0) + ((size_t)hh * 64 + pos[r] % 64) * dim +
+				            d) * 4;
 
 				if (what)
 					memcpy(&got, &pool[i], 4);
@@ -161,8 +200,8 @@ static void heads(const struct shape_heads &h, uint32_t kind)
 struct prompt {
 	uint32_t seq, pos0, rows;
 };
-static std::vector<float> run_attn(step &st, kv_pool &kv, apr_op_attn op, const std::vector<float> &q, const std::vector<prompt> &prompts,
-                                   uint32_t most, size_t width)
+static std::vector<float> run_attn(step &st, kv_pool &kv, apr_op_attn op, const std::vector<float> &q,
+                                   const std::vector<prompt> &prompts, uint32_t most, size_t width)
 {
 	std::vector<apr_cuda_attn_tile> tiles;
 	std::vector<uint32_t> pos, slot;
@@ -178,7 +217,8 @@ static std::vector<float> run_attn(step &st, kv_pool &kv, apr_op_attn op, const 
 				for (uint32_t j = 0; j < p.rows; j++) {
 					pos.push_back(p.pos0 + j);
 					slot.push_back(p.seq);
-					rows.insert(rows.end(), &q[((size_t)p.seq * kv.n_ctx + p.pos0 + j) * width], &q[((size_t)p.seq * kv.n_ctx + p.pos0 + j) * width] + width);
+					rows.insert(rows.end(), &q[((size_t)p.seq * kv.n_ctx + p.pos0 + j) * width],
+					            &q[((size_t)p.seq * kv.n_ctx + p.pos0 + j) * width] + width);
 				}
 				n += p.rows;
 				break;
@@ -201,7 +241,8 @@ static void attention(const struct shape_heads &h, apr_kv_type type)
 	size_t width = (size_t)h.n_heads * h.k_dim, out = (size_t)h.n_heads * h.v_dim;
 	std::vector<float> q = random_rows(3 * ctx, (uint32_t)width, 9, false);
 	step st(256 * 1024);
-	apr_op_attn op = {NULL, NULL, h.n_heads, h.n_kv, h.k_dim, h.v_dim, 1.0f / sqrtf((float)h.k_dim), h.softcap, h.window, {&kv.group, 1}};
+	apr_op_attn op = {NULL,      NULL,     h.n_heads,     h.n_kv, h.k_dim, h.v_dim, 1.0f / sqrtf((float)h.k_dim),
+	                  h.softcap, h.window, {&kv.group, 1}};
 	std::vector<double> ref(h.v_dim);
 	double err2 = 0, ref2 = 0;
 
@@ -210,15 +251,16 @@ static void attention(const struct shape_heads &h, apr_kv_type type)
 		for (uint32_t n = 0; n < h.n_heads; n++) {
 			uint32_t kvh = n / (h.n_heads / h.n_kv);
 
-			apr_ref_attn(&q[((size_t)ctx + p) * width + n * h.k_dim], kv.key(1, 0, kvh), kv.stride_k(), kv.value(1, 0, kvh), kv.stride_v(), p,
-			             h.window, h.k_dim, h.v_dim, op.scale, h.softcap, ref.data());
+			apr_ref_attn(&q[((size_t)ctx + p) * width + n * h.k_dim], kv.key(1, 0, kvh), kv.stride_k(),
+			             kv.value(1, 0, kvh), kv.stride_v(), p, h.window, h.k_dim, h.v_dim, op.scale, h.softcap,
+			             ref.data());
 			for (uint32_t d = 0; d < h.v_dim; d++) {
 				err2 += pow(whole[p * out + n * h.v_dim + d] - ref[d], 2);
 				ref2 += ref[d] * ref[d];
 			}
 		}
-	CHECK(sqrt(err2 / ref2) < (type == APR_KV_F16 ? 1e-3 : 1e-5), "prefill heads %u/%u dim %u type %d: rms %.3g", h.n_heads, h.n_kv, h.k_dim, type,
-	      sqrt(err2 / ref2));
+	CHECK(sqrt(err2 / ref2) < (type == APR_KV_F16 ? 1e-3 : 1e-5), "prefill heads %u/%u dim %u type %d: rms %.3g",
+	      h.n_heads, h.n_kv, h.k_dim, type, sqrt(err2 / ref2));
 	for (uint32_t most : {1u, 3u, 17u, 64u}) { /* cut, chunked, packed, moved, on few multiprocessors */
 		size_t bad = 0;
 
@@ -227,7 +269,8 @@ static void attention(const struct shape_heads &h, apr_kv_type type)
 		std::vector<float> o = run_attn(st, kv, op, q, {{0, 5, 70}, {1, 37, 800}, {2, 0, 129}}, most, width);
 		for (uint32_t i = 0; i < 800; i++)
 			bad += !same_bits(&o[(70 + i) * out], &whole[(37 + i) * out], out);
-		CHECK(!bad, "prefill heads %u/%u dim %u type %d tiles to %u: %zu rows differ", h.n_heads, h.n_kv, h.k_dim, type, most, bad);
+		CHECK(!bad, "prefill heads %u/%u dim %u type %d tiles to %u: %zu rows differ", h.n_heads, h.n_kv, h.k_dim, type,
+		      most, bad);
 	}
 }
 

@@ -26,7 +26,8 @@ static void one_shape(uint32_t type, uint32_t k, uint32_t n_out, bool planted)
 		for (uint32_t r = 0; r < rows; r += planted ? 3 : 5) {
 			double mag, ref = apr_ref_proj(wv.data(), wm.data(), &x[(size_t)r * k], k, &mag) + bias[o];
 			double wide = w.m.tile == APR_TILE_F16 && type != APR_TYPE_F16 ? 2 : 1; /* the weight is rounded too */
-			double e = fabs(all[(size_t)r * n_out + o] - ref), bound = wide * 0x1p-11 * mag + 0x1p-18 * mag + 0x1p-23 * fabs(ref);
+			double e = fabs(all[(size_t)r * n_out + o] - ref),
+				   bound = wide * 0x1p-11 * mag + 0x1p-18 * mag + 0x1p-23 * fabs(ref);
 
 			worst = fmax(worst, e / bound);
 			if (!(e <= bound))
@@ -35,7 +36,8 @@ static void one_shape(uint32_t type, uint32_t k, uint32_t n_out, bool planted)
 			ref2 += ref * ref;
 		}
 	}
-	CHECK(worst <= 1, "type %u K %u N %u planted %d: %.3g of the bound, rms %.3g", type, k, n_out, planted, worst, sqrt(err2 / ref2));
+	CHECK(worst <= 1, "type %u K %u N %u planted %d: %.3g of the bound, rms %.3g", type, k, n_out, planted, worst,
+	      sqrt(err2 / ref2));
 	/* each row in other buckets, columns and company: one row is NaN */
 	rng g = {k * 31 + n_out};
 	for (uint32_t b : buckets)
@@ -61,7 +63,8 @@ static void one_shape(uint32_t type, uint32_t k, uint32_t n_out, bool planted)
 					bad += !same_bits(&y[(size_t)i * n_out], &all[(size_t)from[i] * n_out], n_out);
 			for (size_t i = (size_t)live * n_out; i < y.size(); i++)
 				bad += memcmp(&y[i], "\xff\xff\xff\xff", 4) != 0;
-			CHECK(!bad, "type %u K %u N %u bucket %u live %u: %zu rows differ or were written", type, k, n_out, b, live, bad);
+			CHECK(!bad, "type %u K %u N %u bucket %u live %u: %zu rows differ or were written", type, k, n_out, b, live,
+			      bad);
 		}
 }
 

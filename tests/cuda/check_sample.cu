@@ -44,7 +44,8 @@ struct request { /* one draw, for both */
 
 	request(rng &r, uint32_t n)
 	{
-		static const float temps[] = {0, 0.2f, 0.7f, 1, 1, 1.3f, 5}, ps[] = {1, 1, 0.95f, 0.5f, 0.1f, 0}, mins[] = {0, 0, 0.05f, 0.5f};
+		static const float temps[] = {0, 0.2f, 0.7f, 1, 1, 1.3f, 5}, ps[] = {1, 1, 0.95f, 0.5f, 0.1f, 0},
+						   mins[] = {0, 0, 0.05f, 0.5f};
 		static const uint32_t ks[] = {0, 0, 1, 2, 40, 200, 5000};
 
 		memset(&p, 0, sizeof p);
@@ -69,7 +70,8 @@ struct request { /* one draw, for both */
 		for (uint32_t i = pen ? r.below(400) : 0; i > 0; i--)
 			if (i * 3 < n)
 				seen.push_back({i * 3, r.below(3), r.below(3)});
-		did = dbuf<uint32_t>(bias_id.size() + 1), dbias = dbuf<float>(bias_id.size() + 1), dseen = dbuf<apr_seen>(seen.size() + 1);
+		did = dbuf<uint32_t>(bias_id.size() + 1), dbias = dbuf<float>(bias_id.size() + 1),
+		dseen = dbuf<apr_seen>(seen.size() + 1);
 		did.put(bias_id), dbias.put(bias), dseen.put(seen);
 		p.n_bias = d.n_bias = (uint32_t)bias_id.size(), d.n_seen = (uint32_t)seen.size();
 		p.bias_id = bias_id.data(), p.bias = bias.data();
@@ -77,7 +79,8 @@ struct request { /* one draw, for both */
 	}
 };
 
-static void compare(const apr_sample_result &want, const apr_cuda_record &got, const apr_cuda_top &top, const request &q, uint32_t n, int kind)
+static void compare(const apr_sample_result &want, const apr_cuda_record &got, const apr_cuda_top &top,
+                    const request &q, uint32_t n, int kind)
 {
 	bool ok = want.numeric == (got.numeric != 0) && got.step == 77;
 
@@ -88,9 +91,9 @@ static void compare(const apr_sample_result &want, const apr_cuda_record &got, c
 		for (uint32_t i = 0; i < want.n_top && i < got.n_top; i++)
 			ok &= want.top_id[i] == top.id[i] && same_bits(&want.top_logprob[i], &top.logprob[i], 1);
 	}
-	CHECK(ok, "V %u kind %d temp %g k %u p %g min %g bias %u seen %u: id %u %u numeric %d %u logprob %g %g tops %u %u", n, kind,
-	      q.d.temperature, q.d.top_k, q.d.top_p, q.d.min_p, q.d.n_bias, q.d.n_seen, want.id, got.id, want.numeric, got.numeric, want.logprob,
-	      got.logprob, want.n_top, got.n_top);
+	CHECK(ok, "V %u kind %d temp %g k %u p %g min %g bias %u seen %u: id %u %u numeric %d %u logprob %g %g tops %u %u",
+	      n, kind, q.d.temperature, q.d.top_k, q.d.top_p, q.d.min_p, q.d.n_bias, q.d.n_seen, want.id, got.id,
+	      want.numeric, got.numeric, want.logprob, got.logprob, want.n_top, got.n_top);
 }
 
 static void vocabulary(uint32_t n, uint32_t draws)
@@ -132,8 +135,8 @@ static void vocabulary(uint32_t n, uint32_t draws)
 			q[i].d.want_logprob = 1;
 			want.numeric = rc != 0;
 		} else {
-			apr_sample(&rows[(size_t)i * n], n, &q[i].p, q[i].seen.data(), (uint32_t)q[i].seen.size(), q[i].d.position, q[i].d.want_logprob,
-			           q[i].d.n_top, work.data(), &want);
+			apr_sample(&rows[(size_t)i * n], n, &q[i].p, q[i].seen.data(), (uint32_t)q[i].seen.size(), q[i].d.position,
+			           q[i].d.want_logprob, q[i].d.n_top, work.data(), &want);
 		}
 		compare(want, got[i], tops[i], q[i], n, i % 3 ? 0 : i / 3 % KINDS);
 	}

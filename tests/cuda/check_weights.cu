@@ -43,8 +43,8 @@ static void round_trip(uint32_t type, uint32_t n_in, uint32_t n_out, uint32_t or
 			bad_e += memcmp(&want_e, &got_e[i], 1) != 0;
 		}
 	}
-	CHECK(!bad && !bad_h && !bad_e, "type %u %u x %u order %u: %zu f32, %zu f16, %zu e4m3 wrong", type, n_in, n_out, order, bad, bad_h,
-	      bad_e);
+	CHECK(!bad && !bad_h && !bad_e, "type %u %u x %u order %u: %zu f32, %zu f16, %zu e4m3 wrong", type, n_in, n_out,
+	      order, bad, bad_h, bad_e);
 }
 
 void check_weights(void)

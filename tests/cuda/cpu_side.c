@@ -29,23 +29,70 @@ static void run(struct cpu_side *s, const struct apr_mat *m, struct memory *b, s
 {
 	uint32_t table[APR_MAX_SLOTS * 8], slot[64] = {0}, out[64], i, pages = (s->n_ctx + APR_KV_PAGE - 1) / APR_KV_PAGE;
 	int32_t tok[64] = {0};
-	struct apr_kv_group g = {.type = APR_KV_F32, .n_layers = 1, .n_kv_heads = s->n_kv_heads, .k_dim = s->k_dim, .v_dim = s->v_dim,
-	                         .n_pages = pages, .max_pages_seq = pages, .pool = b->pool, .table = table,
-	                         .layer_bytes = (uint64_t)APR_KV_PAGE * s->n_kv_heads * (s->k_dim + s->v_dim) * sizeof(float)};
+	struct apr_kv_group g = {.type = APR_KV_F32,
+	                         .n_layers = 1,
+	                         .n_kv_heads = s->n_kv_heads,
+	                         .k_dim = s->k_dim,
+	                         .v_dim = s->v_dim,
+	                         .n_pages = pages,
+	                         .max_pages_seq = pages,
+	                         .pool = b->pool,
+	                         .table = table,
+	                         .layer_bytes =
+	                                 (uint64_t)APR_KV_PAGE * s->n_kv_heads * (s->k_dim + s->v_dim) * sizeof(float)};
 	struct apr_rows r = {.n = s->rows, .n_out = s->rows, .tok = tok, .pos = s->pos, .slot = slot, .out = out};
 	struct apr_norm norm = {s->norm, 1e-5f}, post = {s->post, 1e-5f}, none = {NULL, 0}, head = {s->head_norm, 1e-5f};
-	struct apr_op_attn_in in = {.x = s->x, .x_out = b->x1, .post = none, .norm = norm, .n_embd = s->n_embd, .n_heads = s->n_heads,
-	                            .n_kv_heads = s->n_kv_heads, .k_dim = s->k_dim, .v_dim = s->v_dim, .wq = &m[SIDE_Q], .wk = &m[SIDE_K],
-	                            .wv = &m[SIDE_V], .bq = s->bq, .bk = s->bk, .bv = s->bv, .q_norm = head, .k_norm = head,
-	                            .rope = s->rope, .q = b->q, .kv = {&g, 0}};
-	struct apr_op_attn at = {.q = b->q, .o = b->o, .n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads, .k_dim = s->k_dim,
-	                         .v_dim = s->v_dim, .scale = 0.1f, .softcap = s->softcap, .kv = {&g, 0}};
+	struct apr_op_attn_in in = {.x = s->x,
+	                            .x_out = b->x1,
+	                            .post = none,
+	                            .norm = norm,
+	                            .n_embd = s->n_embd,
+	                            .n_heads = s->n_heads,
+	                            .n_kv_heads = s->n_kv_heads,
+	                            .k_dim = s->k_dim,
+	                            .v_dim = s->v_dim,
+	                            .wq = &m[SIDE_Q],
+	                            .wk = &m[SIDE_K],
+	                            .wv = &m[SIDE_V],
+	                            .bq = s->bq,
+	                            .bk = s->bk,
+	                            .bv = s->bv,
+	                            .q_norm = head,
+	                            .k_norm = head,
+	                            .rope = s->rope,
+	                            .q = b->q,
+	                            .kv = {&g, 0}};
+	struct apr_op_attn at = {.q = b->q,
+	                         .o = b->o,
+	                         .n_heads = s->n_heads,
+	                         .n_kv_heads = s->n_kv_heads,
+	                         .k_dim = s->k_dim,
+	                         .v_dim = s->v_dim,
+	                         .scale = 0.1f,
+	                         .softcap = s->softcap,
+	                         .kv = {&g, 0}};
 	struct apr_op_proj o = {.in = b->o, .y = s->y, .n_in = s->n_heads * s->v_dim, .n_out = s->n_embd, .w = &m[SIDE_O]};
-	struct apr_op_ffn_in ffn = {.x = b->x1, .y = s->y, .x_out = b->x2, .post = post, .norm = norm, .n_embd = s->n_embd, .n_ff = s->n_ff,
-	                            .gate = &m[SIDE_GATE], .up = &m[SIDE_UP], .act = s->act, .a = s->a};
+	struct apr_op_ffn_in ffn = {.x = b->x1,
+	                            .y = s->y,
+	                            .x_out = b->x2,
+	                            .post = post,
+	                            .norm = norm,
+	                            .n_embd = s->n_embd,
+	                            .n_ff = s->n_ff,
+	                            .gate = &m[SIDE_GATE],
+	                            .up = &m[SIDE_UP],
+	                            .act = s->act,
+	                            .a = s->a};
 	struct apr_op_proj down = {.in = s->a, .y = s->y2, .n_in = s->n_ff, .n_out = s->n_embd, .w = &m[SIDE_DOWN]};
-	struct apr_op_head lm = {.x = b->x2, .y = s->y2, .post = post, .norm = norm, .n_embd = s->n_embd, .n_vocab = s->n_vocab,
-	                         .w = &m[SIDE_HEAD], .logits = s->logits, .scale = 1.0f};
+	struct apr_op_head lm = {.x = b->x2,
+	                         .y = s->y2,
+	                         .post = post,
+	                         .norm = norm,
+	                         .n_embd = s->n_embd,
+	                         .n_vocab = s->n_vocab,
+	                         .w = &m[SIDE_HEAD],
+	                         .logits = s->logits,
+	                         .scale = 1.0f};
 
 	for (i = 0; i < pages; i++)
 		table[i] = i;
@@ -61,8 +108,15 @@ static void run(struct cpu_side *s, const struct apr_mat *m, struct memory *b, s
 
 int cpu_side_layer(struct cpu_side *s)
 {
-	struct apr_cpu_limits lim = {.rows = s->rows, .n_embd = s->n_embd, .n_ff = s->n_ff, .n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
-	                             .k_dim = s->k_dim, .v_dim = s->v_dim, .n_ctx = s->n_ctx, .math = APR_CPU_F32};
+	struct apr_cpu_limits lim = {.rows = s->rows,
+	                             .n_embd = s->n_embd,
+	                             .n_ff = s->n_ff,
+	                             .n_heads = s->n_heads,
+	                             .n_kv_heads = s->n_kv_heads,
+	                             .k_dim = s->k_dim,
+	                             .v_dim = s->v_dim,
+	                             .n_ctx = s->n_ctx,
+	                             .math = APR_CPU_F32};
 	size_t scratch = apr_cpu_scratch_bytes(&lim, 1), rows = s->rows;
 	struct apr_mat m[SIDE_N];
 	struct memory b = {NULL, NULL, NULL, NULL, NULL, NULL};

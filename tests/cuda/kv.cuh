@@ -22,26 +22,36 @@ struct kv_pool {
 
 	float round_kv(float f) const
 	{
-		return type == APR_KV_F32 ? f : type == APR_KV_F16 ? apr_half_to_f32(apr_half_from_f32(f)) : apr_bfloat_to_f32(apr_bfloat_from_f32(f));
+		return type == APR_KV_F32   ? f
+		       : type == APR_KV_F16 ? apr_half_to_f32(apr_half_from_f32(f))
+		                            : apr_bfloat_to_f32(apr_bfloat_from_f32(f));
 	}
 	size_t elem() const { return type == APR_KV_F32 ? 4 : 2; }
 	size_t stride_k() const { return (size_t)h.n_kv * h.k_dim; }
 	size_t stride_v() const { return (size_t)h.n_kv * h.v_dim; }
-	const float *key(uint32_t s, uint32_t p, uint32_t head) const { return &k[((size_t)s * n_ctx + p) * stride_k() + head * h.k_dim]; }
-	const float *value(uint32_t s, uint32_t p, uint32_t head) const { return &v[((size_t)s * n_ctx + p) * stride_v() + head * h.v_dim]; }
+	const float *key(uint32_t s, uint32_t p, uint32_t head) const
+	{
+		return &k[((size_t)s * n_ctx + p) * stride_k() + head * h.k_dim];
+	}
+	const float *value(uint32_t s, uint32_t p, uint32_t head) const
+	{
+		return &v[((size_t)s * n_ctx + p) * stride_v() + head * h.v_dim];
+	}
 
 	kv_pool(const struct shape_heads &hh, apr_kv_type t, uint32_t ctx, uint32_t seqs, uint32_t layers, uint32_t at)
 		: h(hh), type(t), n_ctx(ctx), n_seq(seqs), per_seq((ctx + 63) / 64), n_layers(layers), layer(at),
-		  k(random_rows(seqs * ctx, hh.n_kv * hh.k_dim, 3, false)), v(random_rows(seqs * ctx, hh.n_kv * hh.v_dim, 4, false)),
-		  dtable(APR_MAX_SLOTS * ((ctx + 63) / 64)),
-		  pool((size_t)seqs * ((ctx + 63) / 64) * layers * 64 * hh.n_kv * (hh.k_dim + hh.v_dim) * (t == APR_KV_F32 ? 4 : 2))
+		  k(random_rows(seqs * ctx, hh.n_kv * hh.k_dim, 3, false)),
+		  v(random_rows(seqs * ctx, hh.n_kv * hh.v_dim, 4, false)), dtable(APR_MAX_SLOTS * ((ctx + 63) / 64)),
+		  pool((size_t)seqs * ((ctx + 63) / 64) * layers * 64 * hh.n_kv * (hh.k_dim + hh.v_dim) *
+	           (t == APR_KV_F32 ? 4 : 2))
 	{
 		for (float &f : k)
 			f = round_kv(f);
 		for (float &f : v)
 			f = round_kv(f);
 		memset(&group, 0, sizeof group);
-		group.type = type, group.n_layers = n_layers, group.n_kv_heads = h.n_kv, group.k_dim = h.k_dim, group.v_dim = h.v_dim;
+		group.type = type, group.n_layers = n_layers, group.n_kv_heads = h.n_kv, group.k_dim = h.k_dim,
+		group.v_dim = h.v_dim;
 		group.window = h.window, group.n_pages = n_seq * per_seq, group.max_pages_seq = per_seq;
 		group.layer_bytes = (uint64_t)64 * h.n_kv * (h.k_dim + h.v_dim) * elem();
 		group.pool = pool.p, group.table = dtable.p;
@@ -64,7 +74,8 @@ struct kv_pool {
 
 				for (uint32_t head = 0; head < h.n_kv; head++) {
 					put(page, ((size_t)head * 64 + p % 64) * h.k_dim, key(s, p, head), h.k_dim);
-					put(page, (size_t)h.n_kv * 64 * h.k_dim + ((size_t)head * 64 + p % 64) * h.v_dim, value(s, p, head), h.v_dim);
+					put(page, (size_t)h.n_kv * 64 * h.k_dim + ((size_t)head * 64 + p % 64) * h.v_dim, value(s, p, head),
+					    h.v_dim);
 				}
 			}
 		pool.put(bytes);

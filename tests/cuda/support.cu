@@ -35,12 +35,24 @@ std::vector<uint8_t> random_blocks(uint32_t type, uint32_t n_in, uint32_t n_out,
 			u = apr_bfloat_from_f32(x);
 			b[0] = (uint8_t)u, b[1] = (uint8_t)(u >> 8);
 			break;
-		case APR_TYPE_Q4_1: case APR_TYPE_Q5_1: put_half(b, 0, d); put_half(b, 2, -d * 7 * r.unit()); break;
-		case APR_TYPE_Q4_0: case APR_TYPE_Q5_0: case APR_TYPE_Q8_0: put_half(b, 0, r.u32() & 1 ? d : -d); break;
-		case APR_TYPE_Q2_K: put_half(b, 80, d / 8); put_half(b, 82, d / 8); break;
+		case APR_TYPE_Q4_1:
+		case APR_TYPE_Q5_1:
+			put_half(b, 0, d);
+			put_half(b, 2, -d * 7 * r.unit());
+			break;
+		case APR_TYPE_Q4_0:
+		case APR_TYPE_Q5_0:
+		case APR_TYPE_Q8_0: put_half(b, 0, r.u32() & 1 ? d : -d); break;
+		case APR_TYPE_Q2_K:
+			put_half(b, 80, d / 8);
+			put_half(b, 82, d / 8);
+			break;
 		case APR_TYPE_Q3_K: put_half(b, 108, d / 16); break;
 		case APR_TYPE_Q6_K: put_half(b, 208, d / 64); break;
-		default: put_half(b, 0, d / 32); put_half(b, 2, d / 8); break;
+		default:
+			put_half(b, 0, d / 32);
+			put_half(b, 2, d / 8);
+			break;
 		}
 	}
 	return v;
@@ -69,14 +81,15 @@ std::vector<float> random_rows(uint32_t rows, uint32_t n, uint64_t seed, bool pl
 
 weight::weight(uint32_t t, uint32_t n_in, uint32_t n_out, uint64_t seed, uint32_t order, uint32_t dim, uint32_t half)
 	: a(random_blocks(t, n_in, order == APR_ORDER_GATE_UP ? n_out / 2 : n_out, seed)),
-	  b(order == APR_ORDER_GATE_UP ? random_blocks(t, n_in, n_out / 2, seed + 77) : std::vector<uint8_t>()), type(t), raw_a(a), raw_b(b),
-	  tiles(apr_cuda_tile_bytes(apr_cuda_tile_of(t), n_in, n_out))
+	  b(order == APR_ORDER_GATE_UP ? random_blocks(t, n_in, n_out / 2, seed + 77) : std::vector<uint8_t>()), type(t),
+	  raw_a(a), raw_b(b), tiles(apr_cuda_tile_bytes(apr_cuda_tile_of(t), n_in, n_out))
 {
 	memset(&m, 0, sizeof m);
-	m.type = t, m.tile = apr_cuda_tile_of(t), m.n_in = n_in, m.n_out = n_out, m.order = order, m.dim = dim, m.half = half;
+	m.type = t, m.tile = apr_cuda_tile_of(t), m.n_in = n_in, m.n_out = n_out, m.order = order, m.dim = dim,
+	m.half = half;
 	m.tiles = tiles.p;
-	CHECK(tiles.n > 0 && apr_cuda_repack(stream, &m, raw_a.p, b.empty() ? NULL : raw_b.p, tiles.p) == 0, "repack %u %u %u", t, n_in,
-	      n_out);
+	CHECK(tiles.n > 0 && apr_cuda_repack(stream, &m, raw_a.p, b.empty() ? NULL : raw_b.p, tiles.p) == 0,
+	      "repack %u %u %u", t, n_in, n_out);
 }
 
 step::step(size_t bytes) : n(1), n_out(1), pos(4096), slot(4096), out(4096), tok(4096), scratch(bytes)
@@ -114,8 +127,9 @@ bool same_bits(const float *a, const float *b, size_t n)
 static const struct {
 	const char *name;
 	void (*run)(void);
-} checks[] = {{"weights", check_weights}, {"proj", check_proj}, {"ops", check_ops}, {"attn_decode", check_attn_decode},
-            {"prefill", check_prefill}, {"sample", check_sample}, {"layer", check_layer}};
+} checks[] = {
+		{"weights", check_weights}, {"proj", check_proj},     {"ops", check_ops},    {"attn_decode", check_attn_decode},
+		{"prefill", check_prefill}, {"sample", check_sample}, {"layer", check_layer}};
 void bench(void);
 
 int main(int argc, char **argv)

@@ -116,8 +116,8 @@ struct weight { /* of a random file, packed */
 	uint32_t type;
 	dbuf<uint8_t> raw_a, raw_b, tiles;
 	apr_mat m;
-	weight(uint32_t type, uint32_t n_in, uint32_t n_out, uint64_t seed, uint32_t order = APR_ORDER_PLAIN, uint32_t dim = 0,
-	       uint32_t half = 0);
+	weight(uint32_t type, uint32_t n_in, uint32_t n_out, uint64_t seed, uint32_t order = APR_ORDER_PLAIN,
+	       uint32_t dim = 0, uint32_t half = 0);
 	const uint8_t *row(uint32_t r) const
 	{
 		uint32_t each = b.empty() ? m.n_out : m.n_out / 2;
