@@ -36,7 +36,7 @@ WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror
 # -ffp-contract=off: a fused multiply-add is written fmaf or an intrinsic, never guessed,
 # since equal bits on every instruction set is a promise.
 CFLAGS_ALL := -std=gnu11 $(OPT) -g -pthread -fPIC -fvisibility=hidden -fno-strict-aliasing -ffp-contract=off \
-	-fstack-protector-strong $(WARN) $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all) $(CFLAGS)
+	-fstack-protector-strong $(WARN) $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all -Wno-maybe-uninitialized) $(CFLAGS)
 CPPFLAGS_ALL := -D_GNU_SOURCE -DAPR_VERSION='"$(VERSION)"' $(if $(findstring O0,$(OPT)),,$(if $(SAN),,-D_FORTIFY_SOURCE=2)) \
 	-I. -Ishm/include -Iclient/include $(CPPFLAGS)
 LDFLAGS_ALL := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
