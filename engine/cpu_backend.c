@@ -24,6 +24,7 @@
 
 struct call {
 	enum apr_op_kind kind;
+	struct apr_linear_next next; /* products of the first later call that has any */
 	union {
 		struct apr_op_embed embed;
 		struct apr_op_attn_in attn_in;
@@ -93,6 +94,7 @@ static void apply_updates(struct apr_backend_model *m)
 
 static void run_call(struct apr_backend_model *m, const struct apr_rows *r, const struct call *c)
 {
+	apr_cpu_next(m->scratch, &c->next);
 	switch (c->kind) {
 	case APR_OP_EMBED:
 		apr_cpu_embed(m->scratch, r, &c->u.embed);
@@ -136,11 +138,13 @@ static void draw_one(void *arg, uint32_t i, unsigned worker)
 	           m->work + worker * m->work_bytes, res);
 }
 
-static void run_head(struct apr_backend_model *m, const struct apr_rows *r, const struct apr_op_head *op)
+static void run_head(struct apr_backend_model *m, const struct apr_rows *r, const struct call *c)
 {
+	const struct apr_op_head *op = &c->u.head;
 	struct drawing d = {.m = m, .logits = op->logits, .stride = op->n_vocab};
 	uint32_t n;
 
+	apr_cpu_next(m->scratch, &c->next);
 	for (; d.first < r->n_out; d.first += n) {
 		n = r->n_out - d.first < APR_HEAD_ROWS ? r->n_out - d.first : APR_HEAD_ROWS;
 		apr_cpu_head(m->scratch, r, op, d.first, n);
@@ -158,7 +162,7 @@ static void run_step(struct apr_backend_model *m)
 	for (i = 0; i < m->n_calls; i++)
 		run_call(m, &r, &m->call[i]);
 	if (s->n_draws)
-		run_head(m, &r, &m->call[m->n_calls - 1].u.head);
+		run_head(m, &r, &m->call[m->n_calls - 1]);
 }
 
 static void *worker(void *arg)
@@ -282,6 +286,43 @@ static int rec_head(void *ctx, const struct apr_op_head *a)
 	return keep(ctx, APR_OP_HEAD, a, sizeof *a);
 }
 
+static struct apr_linear_next products_of(const struct call *c)
+{
+	const struct apr_op_ffn_in *f = &c->u.ffn_in;
+
+	switch (c->kind) {
+	case APR_OP_ATTN_IN:
+		return (struct apr_linear_next){3, {&c->u.attn_in.wq->lin, &c->u.attn_in.wk->lin, &c->u.attn_in.wv->lin}};
+	case APR_OP_PROJ:
+		return (struct apr_linear_next){1, {&c->u.proj.w->lin}};
+	case APR_OP_FFN_IN:
+		if (f->gate)
+			return (struct apr_linear_next){2, {&f->gate->lin, &f->up->lin}};
+		return (struct apr_linear_next){1, {&f->up->lin}};
+	case APR_OP_HEAD:
+		return (struct apr_linear_next){1, {&c->u.head.w->lin}};
+	default:
+		return (struct apr_linear_next){0};
+	}
+}
+
+/* Tells each call which products come next; after the last come the first, of the next step. */
+static void chain_calls(struct apr_backend_model *m)
+{
+	struct apr_linear_next next = {0};
+	uint32_t i;
+
+	for (i = 0; i < m->n_calls && !next.n; i++)
+		next = products_of(&m->call[i]);
+	for (i = m->n_calls; i-- > 0;) {
+		struct apr_linear_next own = products_of(&m->call[i]);
+
+		m->call[i].next = next;
+		if (own.n)
+			next = own;
+	}
+}
+
 static int cpu_record(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_t bucket, apr_build_fn build, void *arg,
                       char *err, size_t errlen)
 {
@@ -303,6 +344,7 @@ static int cpu_record(struct apr_backend_model *m, enum apr_graph_kind kind, uin
 		                       why[0] ? why : strerror(-rc));
 	if (!m->n_calls || m->call[m->n_calls - 1].kind != APR_OP_HEAD)
 		return apr_engine_fail(-EINVAL, err, errlen, "a forward pass must end in its head");
+	chain_calls(m);
 	return 0;
 }
 

@@ -9,6 +9,7 @@
  */
 #include "kernels/cpu/linear.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "kernels/cpu/kern.h"
@@ -16,6 +17,8 @@
 
 #define ROW_CHUNK_BYTES (320u << 10) /* activations that stay in L2 beside a tile */
 #define ROW_CHUNK_MAX 256u
+#define RUNS_MAX 64u /* threads with a run of their own; others help */
+#define AHEAD_MAX (128u << 10) /* of the next products, prefetched into L2 by a thread that waits */
 #define PANELS_F32 4u /* panels of one row done together, where a chain alone would wait on its latency */
 
 static size_t take(size_t *used, size_t count, size_t size)
@@ -114,6 +117,7 @@ void apr_act_prepare(struct apr_pool *pool, struct apr_act *a, enum apr_cpu_math
 }
 
 struct job {
+	struct apr_pool *pool;
 	const struct apr_kern *kern;
 	const struct apr_act *a;
 	struct apr_act_view v;
@@ -124,9 +128,16 @@ struct job {
 	const size_t *ldy;
 	uint32_t panels;     /* of all weights */
 	uint32_t row_chunk;  /* rows a task */
-	/* panels a task: long runs first, so that memory is read as a stream, then short ones to even out threads */
-	uint32_t long_step, long_steps, short_step;
+	uint32_t step;  /* panels a task */
 	uint32_t steps; /* tasks a row chunk */
+	/* few rows: each worker has a run of tasks of its own, so that it reads memory as one stream; whoever is done
+	 * takes from the end of another's */
+	uint32_t workers;
+	const struct apr_linear_next *next;
+	struct run {
+		/* first << 32 | end of what is left. Relaxed: a task's data are published by the region, not by this */
+		_Alignas(64) _Atomic uint64_t left;
+	} run[RUNS_MAX];
 };
 
 /* where panel p of the job lies */
@@ -246,16 +257,12 @@ static void panels_f32_row(const struct job *j, struct spot s, uint32_t row)
 		store(j, (struct spot){s.i, s.panel + p}, row, 1, acc + p);
 }
 
-static void task(void *arg, uint32_t i, unsigned worker)
+static void task(const struct job *j, uint32_t i)
 {
-	const struct job *j = arg;
-	uint32_t row = i / j->steps * j->row_chunk, k = i % j->steps, is_long = k < j->long_steps;
+	uint32_t row = i / j->steps * j->row_chunk, first = i % j->steps * j->step;
 	uint32_t n = j->a->rows - row < j->row_chunk ? j->a->rows - row : j->row_chunk;
-	uint32_t step = is_long ? j->long_step : j->short_step;
-	uint32_t first = is_long ? k * step : j->long_steps * j->long_step + (k - j->long_steps) * step;
-	uint32_t end = j->panels - first < step ? j->panels : first + step;
+	uint32_t end = j->panels - first < j->step ? j->panels : first + j->step;
 
-	(void)worker;
 	for (uint32_t p = first; p < end;) {
 		struct spot s = spot_of(j, p);
 		const struct apr_linear *w = j->w[s.i];
@@ -273,6 +280,62 @@ static void task(void *arg, uint32_t i, unsigned worker)
 	}
 }
 
+static void any_task(void *arg, uint32_t i, unsigned worker)
+{
+	(void)worker;
+	task(arg, i);
+}
+
+/* the first task of worker w's run, of steps tasks in all */
+static uint32_t run_start(uint32_t steps, unsigned w, unsigned workers)
+{
+	return (uint32_t)((uint64_t)steps * w / workers);
+}
+
+/* Tells worker w, done with this region, where its run of the next products begins. */
+static void look_ahead(const struct job *j, unsigned w)
+{
+	const struct apr_linear_next *next = j->next;
+	struct job n = {.w = next->w, .n = next->n};
+	const struct apr_linear *l;
+	const uint8_t *from;
+	size_t bytes;
+	struct spot s;
+
+	for (uint32_t i = 0; i < n.n; i++)
+		n.panels += panels_of(n.w[i]);
+	if (!n.panels)
+		return;
+	s = spot_of(&n, run_start(n.panels, w, j->workers));
+	l = n.w[s.i];
+	from = panel_at(l, s.panel);
+	bytes = (size_t)(panel_at(l, panels_of(l)) - from);
+	apr_pool_ahead(j->pool, w, from, bytes < AHEAD_MAX ? bytes : AHEAD_MAX);
+}
+
+/* One of the region's items: all that is left, own run first. */
+static void run_of(void *arg, uint32_t item, unsigned worker)
+{
+	struct job *j = arg;
+
+	(void)item;
+	for (unsigned k = 0; k < j->workers; k++) {
+		_Atomic uint64_t *run = &j->run[(worker + k) % j->workers].left;
+		uint64_t r = atomic_load_explicit(run, memory_order_relaxed);
+
+		while (r >> 32 < (uint32_t)r) {
+			uint64_t left = k ? r - 1 : r + (UINT64_C(1) << 32);
+
+			if (!atomic_compare_exchange_weak_explicit(run, &r, left, memory_order_relaxed, memory_order_relaxed))
+				continue;
+			task(j, k ? (uint32_t)left : (uint32_t)(r >> 32));
+			r = atomic_load_explicit(run, memory_order_relaxed);
+		}
+	}
+	if (j->next && worker < j->workers)
+		look_ahead(j, worker);
+}
+
 static uint32_t row_chunk(const struct apr_act *a)
 {
 	size_t row_bytes = (size_t)a->n_in * (a->math == APR_CPU_INT16 ? 2 : 4);
@@ -283,27 +346,19 @@ static uint32_t row_chunk(const struct apr_act *a)
 	return rows > ROW_CHUNK_MAX ? ROW_CHUNK_MAX : (uint32_t)rows;
 }
 
-static void cut_panels(struct job *j, unsigned threads)
-{
-	uint32_t rest;
-
-	j->short_step = 1;
-	if (j->a->rows <= APR_SMALL_ROWS) {
-		j->short_step = j->a->math == APR_CPU_INT16 ? 2 : PANELS_F32;
-		j->long_step = j->panels / (threads * 6) / PANELS_F32 * PANELS_F32;
-		if (j->long_step)
-			j->long_steps = j->panels / 4 * 3 / j->long_step;
-	}
-	rest = j->panels - j->long_steps * j->long_step;
-	j->steps = j->long_steps + (rest + j->short_step - 1) / j->short_step;
-}
-
 void apr_linear_run(struct apr_pool *pool, const struct apr_act *a, uint32_t n, const struct apr_linear *const w[],
 		    const float *const bias[], float *const y[], const size_t ldy[])
 {
-	struct job j = {.kern = apr_kern_current(), .a = a, .n = n, .w = w, .bias = bias, .y = y, .ldy = ldy};
+	apr_linear_run_then(pool, a, n, w, bias, y, ldy, NULL);
+}
+
+void apr_linear_run_then(struct apr_pool *pool, const struct apr_act *a, uint32_t n, const struct apr_linear *const w[],
+			 const float *const bias[], float *const y[], const size_t ldy[],
+			 const struct apr_linear_next *next)
+{
+	struct job j = {.pool = pool, .kern = apr_kern_current(), .a = a, .n = n, .w = w, .bias = bias, .y = y, .ldy = ldy,
+			.next = next};
 	unsigned threads = apr_pool_threads(pool);
-	uint32_t chunks;
 
 	if (!a->rows)
 		return;
@@ -312,7 +367,14 @@ void apr_linear_run(struct apr_pool *pool, const struct apr_act *a, uint32_t n, 
 	for (uint32_t i = 0; i < n; i++)
 		j.panels += panels_of(w[i]);
 	j.row_chunk = row_chunk(a);
-	chunks = (a->rows - 1) / j.row_chunk + 1;
-	cut_panels(&j, threads);
-	apr_pool_run(pool, j.steps * chunks, task, &j);
+	j.step = a->rows <= APR_SMALL_ROWS && (a->math == APR_CPU_F32 || apr_type_info(w[0]->type).block == 1) ? PANELS_F32 : 1;
+	j.steps = (j.panels - 1) / j.step + 1;
+	if (a->rows > APR_SMALL_ROWS || threads == 1 || j.steps == 1) {
+		apr_pool_run(pool, j.steps * ((a->rows - 1) / j.row_chunk + 1), any_task, &j);
+		return;
+	}
+	j.workers = threads < RUNS_MAX ? threads : RUNS_MAX;
+	for (unsigned k = 0; k < j.workers; k++)
+		atomic_init(&j.run[k].left, (uint64_t)run_start(j.steps, k, j.workers) << 32 | run_start(j.steps, k + 1, j.workers));
+	apr_pool_run(pool, threads, run_of, &j);
 }

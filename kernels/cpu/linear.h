@@ -71,4 +71,14 @@ void apr_act_prepare(struct apr_pool *pool, struct apr_act *a, enum apr_cpu_math
 void apr_linear_run(struct apr_pool *pool, const struct apr_act *a, uint32_t n, const struct apr_linear *const w[],
                     const float *const bias[], float *const y[], const size_t ldy[]);
 
+/* The products that follow, in the order of their weights; n 0: none known. */
+struct apr_linear_next {
+	uint32_t n;
+	const struct apr_linear *w[3];
+};
+/* As apr_linear_run; threads that wait afterwards prefetch what they will read of next (NULL: nothing). */
+void apr_linear_run_then(struct apr_pool *pool, const struct apr_act *a, uint32_t n, const struct apr_linear *const w[],
+			 const float *const bias[], float *const y[], const size_t ldy[],
+			 const struct apr_linear_next *next);
+
 #endif

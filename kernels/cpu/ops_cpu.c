@@ -216,6 +216,11 @@ static void embed_row(void *arg, uint32_t i, unsigned worker)
 		apr_cpu_ops_isa()->scale(x, e->op->n_embd, e->op->scale, 0.0f);
 }
 
+void apr_cpu_next(struct apr_cpu_scratch *s, const struct apr_linear_next *next)
+{
+	s->next = next;
+}
+
 void apr_cpu_embed(struct apr_cpu_scratch *s, const struct apr_rows *r, const struct apr_op_embed *op)
 {
 	struct embed_rows e = {r, op};
@@ -267,7 +272,7 @@ void apr_cpu_attn_in(struct apr_cpu_scratch *s, const struct apr_rows *r, const 
 	if (!r->n)
 		return;
 	norm_prepare(s, &n, r->n, &act);
-	apr_linear_run(s->pool, &act, 3, w, bias, out, ld);
+	apr_linear_run_then(s->pool, &act, 3, w, bias, out, ld, s->next);
 	each_row(s, r->n, ld[0] + ld[1] + ld[2], kv_row, &kv);
 }
 
@@ -281,7 +286,7 @@ void apr_cpu_proj(struct apr_cpu_scratch *s, const struct apr_rows *r, const str
 	if (!r->n)
 		return;
 	apr_act_prepare(pool_for(s, r->n, op->n_in), &act, s->lim.math, op->in, op->n_in, r->n, op->n_in, s->act);
-	apr_linear_run(s->pool, &act, 1, &w, &op->bias, &y, &ld);
+	apr_linear_run_then(s->pool, &act, 1, &w, &op->bias, &y, &ld, s->next);
 }
 
 struct act_parts {
@@ -316,7 +321,7 @@ void apr_cpu_ffn_in(struct apr_cpu_scratch *s, const struct apr_rows *r, const s
 	if (!r->n)
 		return;
 	norm_prepare(s, &n, r->n, &act);
-	apr_linear_run(s->pool, &act, op->gate ? 2 : 1, w, bias, out, ld);
+	apr_linear_run_then(s->pool, &act, op->gate ? 2 : 1, w, bias, out, ld, s->next);
 	apr_pool_run(pool_for(s, r->n, op->n_ff), (uint32_t)((p.n + ACT_PART - 1) / ACT_PART), act_part, &p);
 }
 
@@ -350,7 +355,7 @@ void apr_cpu_head(struct apr_cpu_scratch *s, const struct apr_rows *r, const str
 	nr.index = r->out + first;
 	nr.x_out = s->h; /* the sum is only needed on the way to the norm */
 	norm_prepare(s, &nr, n, &act);
-	apr_linear_run(s->pool, &act, 1, &w, &bias, &logits, &ld);
+	apr_linear_run_then(s->pool, &act, 1, &w, &bias, &logits, &ld, s->next);
 	if (op->scale != 1.0f || op->softcap != 0.0f) {
 		struct cap_rows c = {apr_cpu_ops_isa(), op, (op->n_vocab + CAP_PART - 1) / CAP_PART};
 

@@ -27,6 +27,9 @@ size_t apr_cpu_scratch_bytes(const struct apr_cpu_limits *l, unsigned threads); 
 /* mem: that many bytes, 64-aligned, owned by the caller for the scratch's life */
 struct apr_cpu_scratch *apr_cpu_scratch_init(const struct apr_cpu_limits *l, struct apr_pool *pool, void *mem);
 
+/* Which products follow those of the op run next, for apr_linear_run_then; NULL: unknown. Not copied. */
+void apr_cpu_next(struct apr_cpu_scratch *s, const struct apr_linear_next *next);
+
 void apr_cpu_embed(struct apr_cpu_scratch *s, const struct apr_rows *r, const struct apr_op_embed *op);
 void apr_cpu_attn_in(struct apr_cpu_scratch *s, const struct apr_rows *r, const struct apr_op_attn_in *op);
 void apr_cpu_attn(struct apr_cpu_scratch *s, const struct apr_rows *r, const struct apr_op_attn *op);

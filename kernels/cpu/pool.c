@@ -26,12 +26,16 @@
 #include <unistd.h>
 
 #define POOL_MAX_THREADS 1024u
+#define AHEAD_STEP 1024u /* bytes prefetched a pause */
 #define SPIN_NS 50000 /* longest busy wait before a futex: about two hand-offs by futex */
 
 struct pool_worker {
 	struct apr_pool *pool;
 	pthread_t thread;
 	unsigned index;
+	/* what to prefetch while waiting; the worker's own */
+	const char *ahead;
+	size_t ahead_bytes;
 };
 
 struct apr_pool {
@@ -82,8 +86,23 @@ static long long now_ns(void)
 	return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* One turn of a busy wait. A prefetch that finds no place in the queue to memory is dropped, so they are not issued
+ * faster than memory answers: some lines a pause. */
+static inline void idle_turn(struct pool_worker *w)
+{
+	if (w->ahead_bytes) {
+		size_t n = w->ahead_bytes < AHEAD_STEP ? w->ahead_bytes : AHEAD_STEP;
+
+		for (size_t i = 0; i < n; i += 64)
+			__builtin_prefetch(w->ahead + i, 0, 2);
+		w->ahead += n;
+		w->ahead_bytes -= n;
+	}
+	relax();
+}
+
 /* Busy-waits at most spin_ns for *word to differ from value (or to equal it: until_equal). */
-static bool spin_for(_Atomic uint32_t *word, uint32_t value, bool until_equal, long spin_ns)
+static bool spin_for(_Atomic uint32_t *word, uint32_t value, bool until_equal, long spin_ns, struct pool_worker *w)
 {
 	long long end = 0;
 
@@ -92,7 +111,7 @@ static bool spin_for(_Atomic uint32_t *word, uint32_t value, bool until_equal, l
 	for (unsigned i = 0;; i++) {
 		if ((atomic_load_explicit(word, memory_order_acquire) == value) == until_equal)
 			return true;
-		relax();
+		idle_turn(w);
 		if (i % 32 == 31) {
 			long long t = now_ns();
 
@@ -135,7 +154,7 @@ static void wait_done(struct apr_pool *p)
 {
 	uint32_t left;
 
-	if (spin_for(&p->pending, 0, true, p->spin_ns))
+	if (spin_for(&p->pending, 0, true, p->spin_ns, &p->workers[0]))
 		return;
 	atomic_store(&p->caller_waits, 1); /* W1, pairs with the fetch_sub and load in work() */
 	while ((left = atomic_load(&p->pending)) != 0)
@@ -144,9 +163,9 @@ static void wait_done(struct apr_pool *p)
 }
 
 /* Waits until the epoch differs from seen. */
-static void idle(struct apr_pool *p, uint32_t seen)
+static void idle(struct apr_pool *p, struct pool_worker *w, uint32_t seen)
 {
-	if (spin_for(&p->epoch, seen, false, p->spin_ns))
+	if (spin_for(&p->epoch, seen, false, p->spin_ns, w))
 		return;
 	/* E2: count ourselves, then look at the epoch; apr_pool_run raises the epoch, then looks at the count */
 	atomic_fetch_add(&p->sleepers, 1);
@@ -162,7 +181,7 @@ static void *worker_main(void *arg)
 	uint32_t seen = 0;
 
 	for (;;) {
-		idle(p, seen);
+		idle(p, w, seen);
 		/* acquire pairs with E1 in apr_pool_run and apr_pool_free; a later epoch only means more to do */
 		seen = atomic_load_explicit(&p->epoch, memory_order_acquire);
 		if (atomic_load_explicit(&p->stop, memory_order_relaxed))
@@ -248,4 +267,12 @@ void apr_pool_free(struct apr_pool *p)
 unsigned apr_pool_threads(const struct apr_pool *p)
 {
 	return p ? p->threads : 1;
+}
+
+void apr_pool_ahead(struct apr_pool *p, unsigned worker, const void *mem, size_t bytes)
+{
+	if (!p)
+		return;
+	p->workers[worker].ahead = mem;
+	p->workers[worker].ahead_bytes = bytes;
 }

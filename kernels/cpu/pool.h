@@ -9,6 +9,7 @@
 #ifndef APR_KERNELS_CPU_POOL_H
 #define APR_KERNELS_CPU_POOL_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 struct apr_pool;
@@ -24,5 +25,9 @@ unsigned apr_pool_threads(const struct apr_pool *p); /* 1 for NULL */
 /* Calls fn(arg, i, worker) for i in 0..n-1, each once, on any worker (dynamic); returns when all are done.
  * A NULL pool runs them here. worker < apr_pool_threads(). */
 void apr_pool_run(struct apr_pool *p, uint32_t n, void (*fn)(void *arg, uint32_t i, unsigned worker), void *arg);
+
+/* For a task to call, of its own worker: what that worker will read first in a later region. While it waits it
+ * prefetches these bytes, which need not stay mapped. */
+void apr_pool_ahead(struct apr_pool *p, unsigned worker, const void *mem, size_t bytes);
 
 #endif

@@ -13,6 +13,7 @@
 struct apr_cpu_scratch {
 	struct apr_cpu_limits lim;
 	struct apr_pool *pool;
+	const struct apr_linear_next *next; /* products after those of the op run now; may be NULL */
 	unsigned threads;
 	float *h;               /* max(rows, APR_HEAD_ROWS) × n_embd: what the norm gave */
 	float *k, *v;           /* rows × n_kv_heads × k_dim, v_dim: before rounding */

@@ -92,18 +92,20 @@ APR_INLINE void apr_unpack_codes(uint32_t type, const uint8_t *body, int part, a
 	}
 }
 
-/* Asks for what lies APR_AHEAD bytes behind block i of a unit: hardware prefetchers stop at every page.
+/* Asks for what lies APR_AHEAD bytes behind block i of a unit: hardware prefetchers stop at every page. Into L2: its
+ * own prefetcher runs on from there, where a prefetch into L1 would take the few places that loads need.
  * Near a weight's end this reaches beyond it, which a prefetch may. */
 #define APR_AHEAD 1024u
 APR_INLINE void apr_prefetch_block(uint32_t type, const uint8_t *unit, unsigned i)
 {
 	const struct apr_panel_layout l = apr_panel_layout(type);
-	const unsigned bytes = (unsigned)l.stride + (apr_type_info(type).block == 32 ? (unsigned)l.body : 0u);
-	const uint8_t *p = unit + l.body + i * (unsigned)l.stride + APR_AHEAD;
+	const unsigned from = i ? (unsigned)l.body + i * (unsigned)l.stride : 0u;
+	const unsigned bytes = (unsigned)l.stride + (i ? 0u : (unsigned)l.body);
+	const uint8_t *p = unit + from + APR_AHEAD;
 
-	APR_UNROLL(9)
+	APR_UNROLL(12)
 	for (unsigned k = 0; k < bytes; k += 64)
-		__builtin_prefetch(p + k, 0, 3);
+		__builtin_prefetch(p + k, 0, 2);
 }
 
 /* A unit's factors: d and m of the 16 rows, and the sub-scales' codes [sub-block][row] */
