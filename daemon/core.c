@@ -47,6 +47,7 @@ static void on_doorbell(void *arg, uint32_t events)
 	COUNT(c, s, doorbells, APR_COUNT_DOORBELLS, 1);
 	if (s->gone)
 		return;
+	c->now = apr_now_ns(); /* the pass may have slept for this: what comes now was not accepted before that */
 	warm(c, s);
 	service_until_quiet(c, s);
 }
@@ -98,7 +99,7 @@ void core_detach(void *core, struct mail *m)
 	struct session *s = (struct session *)((char *)m - offsetof(struct session, detach));
 
 	if (!s->gone)
-		apr_rd_dead(&s->ring, APR_REASON_NONE);
+		apr_rd_dead(&s->ring, s->end_reason);
 	s->gone = true;
 	loop_unpoll(c->loop, s->door);
 	cool(c, s);

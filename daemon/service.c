@@ -23,12 +23,15 @@ static void refuse(struct core *c, struct session *s, const struct apr_sqe *sqe,
 	COUNT_ALL(c, failed, 1);
 }
 
-static void do_nop(struct core *c, struct session *s, const struct apr_sqe *sqe)
+/* picked: when it was picked up; 0 = just now. */
+static void do_nop(struct core *c, struct session *s, const struct apr_sqe *sqe, uint64_t picked)
 {
 	struct apr_cqe e = { .user_data = sqe->user_data, .type = APR_CQE_ACK };
 
-	e.u.nop.waited_ns = s->last_seen && c->now > s->last_seen ? c->now - s->last_seen : 0;
-	e.u.nop.served_ns = apr_now_ns() - c->now;
+	if (!picked)
+		picked = apr_now_ns();
+	e.u.nop.waited_ns = picked - s->seen;
+	e.u.nop.served_ns = apr_now_ns() - picked;
 	deliver_entry(c, s, &e);
 }
 
@@ -131,7 +134,7 @@ static bool may_take(struct core *c, struct session *s, const struct apr_sqe *sq
 }
 
 /* One entry. 1 taken, 0 it stays, -errno the session is broken. */
-static int take_one(struct core *c, struct session *s)
+static int take_one(struct core *c, struct session *s, uint64_t picked)
 {
 	struct apr_sqe sqe;
 	struct apr_fault f = { 0 };
@@ -158,7 +161,7 @@ static int take_one(struct core *c, struct session *s)
 	if (e)
 		refuse(c, s, &sqe, &f);
 	else if (sqe.op == APR_OP_NOP)
-		do_nop(c, s, &sqe);
+		do_nop(c, s, &sqe, picked);
 	else if (sqe.op == APR_OP_CANCEL)
 		do_cancel(c, s, &sqe);
 	else
@@ -179,8 +182,11 @@ bool service_session(struct core *c, struct session *s)
 	if (s->gone || s->blocked)
 		return false;
 	int n = apr_rd_sq_ready(&s->ring);
+	uint64_t picked = 0;
+	if (n > 0 && !s->left)
+		s->seen = picked = apr_now_ns(); /* not the pass's time: others were served since */
 	while (n > 0 && !s->gone && !s->blocked) {
-		int r = take_one(c, s);
+		int r = take_one(c, s, picked);
 		if (r < 0) {
 			n = r;
 			break;
@@ -188,12 +194,13 @@ bool service_session(struct core *c, struct session *s)
 		if (!r)
 			break;
 		any = true;
+		picked = 0;
 		n--;
 	}
+	s->left = n > 0;
 	if (n < 0)
 		core_broken(c, s, n == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL,
 			    n == -EFAULT ? "the request region could not be read" : "sq_tail is outside the queue");
-	s->last_seen = c->now;
 	return any || s->blocked;
 }
 

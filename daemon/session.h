@@ -27,7 +27,7 @@ struct identity {
 	uid_t uid;
 	uint64_t scope; /* prefix pages are shared within it alone */
 	/* io thread */
-	uint32_t connections, sessions, unread; /* unread: WELCOMEs sent, not yet known to be read */
+	uint32_t connections, sessions, unread; /* unread: WELCOMEs without their READY */
 	uint64_t region_bytes;
 	bool serve; /* somebody who waits for WELCOME may have one */
 	/* core thread */
@@ -49,6 +49,7 @@ struct session {
 	struct conn *conn; /* NULL: hung up */
 	struct session *io_next, *io_prev;
 	bool ending;       /* detach was posted */
+	enum apr_reason end_reason; /* set before that, for DEAD */
 	bool cancelling;   /* atomic: the cancel_all letter is on its way */
 	struct mail attach, detach, cancel_all, bury;
 
@@ -70,7 +71,8 @@ struct session {
 	struct apr_check check;
 	uint64_t door;      /* watch of the doorbell */
 	uint64_t hot_until; /* ns */
-	uint64_t last_seen; /* ns: the last look at the SQ */
+	uint64_t seen;      /* ns: when the first entry that is still in the SQ was seen */
+	bool left;          /* some seen entry is still there */
 	bool gone, detached, hot, dirty, stalled;
 	uint32_t stall_head; /* cq_head when it stalled */
 	bool blocked; /* an input is being copied */

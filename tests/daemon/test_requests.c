@@ -82,6 +82,53 @@ static void nop_and_tokenize(void)
 	apr_close(c);
 }
 
+/* Three NOPs under one tail, after the daemon has slept: idle time is in no figure. */
+static void nop_times_hold_no_idle_time(void)
+{
+	struct hand h;
+	struct apr_cqe e[3];
+	uint64_t before = 0;
+
+	CU_ASSERT_EQUAL_FATAL(hand_open(&h, &d, NULL), 0);
+	for (int round = 0; round < 2; round++) {
+		sleep_ms(700);
+		for (uint64_t i = 0; i < 3; i++) {
+			struct apr_sqe *s = apr_rc_sqe(&h.ring);
+			CU_ASSERT_PTR_NOT_NULL_FATAL(s);
+			s->user_data = i + 1;
+		}
+		apr_rc_publish(&h.ring, h.ring.sq_tail);
+		if (apr_rc_need_wakeup(&h.ring))
+			apr_doorbell_ring(h.doorbell);
+		before = 0;
+		for (int i = 0; i < 3; i++) {
+			CU_ASSERT_EQUAL_FATAL(hand_next(&h, &e[i], 5000), 0);
+			CU_ASSERT_TRUE(e[i].u.nop.served_ns > 0 && e[i].u.nop.served_ns < 300000000);
+			CU_ASSERT_TRUE(e[i].u.nop.waited_ns >= before && e[i].u.nop.waited_ns < 300000000);
+			before = e[i].u.nop.waited_ns;
+		}
+		CU_ASSERT_TRUE(before > 0); /* the third waited for the two before it */
+	}
+	hand_close(&h);
+}
+
+/* timeout_ms counts from acceptance, not from when the daemon fell asleep. */
+static void timeouts_begin_at_acceptance(void)
+{
+	struct hand h;
+	struct apr_sqe s = { .op = APR_OP_TOKENIZE, .user_data = 1, .in_len = 5, .timeout_ms = 400 };
+
+	CU_ASSERT_EQUAL_FATAL(hand_open(&h, &d, NULL), 0);
+	s.in_off = h.geo.req_arena_off;
+	memcpy((char *)h.req.base + s.in_off, "hello", 5);
+	for (int i = 0; i < 2; i++) {
+		sleep_ms(600);
+		hand_submit(&h, &s);
+		CU_ASSERT_EQUAL(hand_finish(&h, 1, NULL, NULL, 5000), 0);
+	}
+	hand_close(&h);
+}
+
 static void long_results_come_in_parts(void)
 {
 	struct apr *c = connect_to(&d);
@@ -623,6 +670,8 @@ static void daemon_down(void)
 static const struct apr_test tests[] = {
 	{ "daemon_up", daemon_up, KEEPS_HEAP }, /* the log's path and the like are made once */
 	{ "nop_and_tokenize", nop_and_tokenize, 0 },
+	{ "nop_times_hold_no_idle_time", nop_times_hold_no_idle_time, 0 },
+	{ "timeouts_begin_at_acceptance", timeouts_begin_at_acceptance, 0 },
 	{ "long_results_come_in_parts", long_results_come_in_parts, 0 },
 	{ "case01_long_runs_are_linear", case01_long_runs_are_linear, 0 },
 	{ "case02_special_text_stays_text", case02_special_text_stays_text, 0 },
