@@ -18,7 +18,7 @@ check-built: all tests benches
 SAN_ENV := ASAN_OPTIONS=detect_leaks=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:suppressions=tests/tsan.supp
 check-san: all tests
-	$(SAN_ENV) $(B)/tests/runner $(TEST_PROGS)
+	$(SAN_ENV) $(B)/tests/runner -j2 $(TEST_PROGS)
 
 demo: setup
 	@scripts/get-model smollm2-135m >/dev/null

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Runs test programs one after another: a process each, with a timeout.
+ * Runs test programs: a process each, a few at a time, with a time limit.
  *
- * Owns: the time limit, killing a hung suite with all it started, the closing
- * count. Does not own what a suite checks. Exit status of a suite: 0 passed, 77
- * all of it skipped (counted, said), anything else failed.
+ * Owns: the time limit, killing a hung suite with all it started, keeping each
+ * suite's output together, the closing count. Does not own what a suite checks.
+ * Exit status of a suite: 0 passed, 77 all of it skipped (counted, said),
+ * anything else failed.
  *
- *   runner [-t SECONDS] PROGRAM...      APR_TEST_TIMEOUT overrides the default of 900 s, which only a hang exceeds
+ *   runner [-j JOBS] [-t SECONDS] PROGRAM...
+ *   APR_TEST_TIMEOUT overrides the limit of 900 s, which only a hang exceeds.
  */
 #include <errno.h>
 #include <signal.h>
@@ -17,6 +19,19 @@
 #include <time.h>
 #include <unistd.h>
 
+#define MAX_JOBS 16
+
+struct job {
+	const char *program;
+	pid_t pid; /* 0 = free */
+	FILE *out; /* what it prints, shown whole when it ends */
+	double began;
+};
+
+struct tally {
+	unsigned passed, failed, skipped;
+};
+
 static double now(void)
 {
 	struct timespec ts;
@@ -25,72 +40,133 @@ static double now(void)
 	return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
 }
 
-static pid_t start(const char *program)
+static int start(struct job *j, const char *program)
 {
-	pid_t pid = fork();
-
-	if (pid == 0) {
+	*j = (struct job){.program = program, .out = tmpfile(), .began = now()};
+	if (!j->out)
+		return -errno;
+	j->pid = fork();
+	if (j->pid == 0) {
 		setpgid(0, 0);
+		dup2(fileno(j->out), 1);
+		dup2(fileno(j->out), 2);
+		fclose(j->out);
 		execl(program, program, (char *)NULL);
 		fprintf(stderr, "runner: %s: %s\n", program, strerror(errno));
 		_exit(126);
 	}
-	return pid;
+	if (j->pid < 0) {
+		fclose(j->out);
+		j->pid = 0;
+		return -errno;
+	}
+	return 0;
 }
 
-/* Waits for pid; past the limit the whole process group is killed. Returns the wait status, -1 on timeout. */
-static int wait_limited(pid_t pid, double limit)
+static void show_output(FILE *out)
 {
-	double end = now() + limit;
-	int status;
+	char buf[4096], last = '\n';
+	size_t n;
 
-	for (;;) {
-		pid_t got = waitpid(pid, &status, WNOHANG);
-
-		if (got == pid || (got < 0 && errno != EINTR))
-			break;
-		if (now() > end) {
-			kill(-pid, SIGKILL);
-			waitpid(pid, &status, 0);
-			return -1;
-		}
-		nanosleep(&(struct timespec){0, 5000000}, NULL);
+	rewind(out);
+	while ((n = fread(buf, 1, sizeof buf, out)) > 0) {
+		fwrite(buf, 1, n, stdout);
+		last = buf[n - 1];
 	}
-	kill(-pid, SIGKILL); /* what a suite left running does not outlive it */
-	return status;
+	if (last != '\n')
+		putchar('\n');
+}
+
+static void finish(struct job *j, int status, int timed_out, struct tally *t)
+{
+	const char *verdict = "passed";
+
+	kill(-j->pid, SIGKILL); /* what a suite left running does not outlive it */
+	if (!timed_out && status == 0) {
+		t->passed++;
+	} else if (!timed_out && WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+		t->skipped++;
+		verdict = "SKIPPED";
+	} else {
+		t->failed++;
+		verdict = timed_out ? "FAILED (timeout)" : "FAILED";
+	}
+	show_output(j->out);
+	fclose(j->out);
+	printf("== %s: %s in %.1f s\n", j->program, verdict, now() - j->began);
+	if (!timed_out && WIFSIGNALED(status))
+		printf("   killed by signal %d (%s)\n", WTERMSIG(status), strsignal(WTERMSIG(status)));
+	j->pid = 0;
+}
+
+/* Looks once at every running job; those that ended or hang are finished. */
+static void look(struct job *jobs, unsigned n, double limit, struct tally *t)
+{
+	for (unsigned i = 0; i < n; i++) {
+		int status = 0, timed_out = 0;
+		pid_t got;
+
+		if (!jobs[i].pid)
+			continue;
+		got = waitpid(jobs[i].pid, &status, WNOHANG);
+		if (got == 0 && now() - jobs[i].began > limit) {
+			kill(-jobs[i].pid, SIGKILL);
+			waitpid(jobs[i].pid, &status, 0);
+			timed_out = 1;
+		} else if (got != jobs[i].pid) {
+			continue;
+		}
+		finish(&jobs[i], status, timed_out, t);
+	}
+}
+
+static struct job *free_job(struct job *jobs, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (!jobs[i].pid)
+			return &jobs[i];
+	return NULL;
+}
+
+static int any_running(const struct job *jobs, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (jobs[i].pid)
+			return 1;
+	return 0;
 }
 
 int main(int argc, char **argv)
 {
 	const char *env = getenv("APR_TEST_TIMEOUT");
 	double limit = env ? atof(env) : 900, began = now();
-	unsigned passed = 0, failed = 0, skipped = 0;
-	int first = 1;
+	struct job jobs[MAX_JOBS] = {{0}};
+	struct tally t = {0};
+	int n = 1, opt;
 
-	if (argc > 2 && !strcmp(argv[1], "-t")) {
-		limit = atof(argv[2]);
-		first = 3;
+	while ((opt = getopt(argc, argv, "j:t:")) != -1) {
+		if (opt == 'j')
+			n = atoi(optarg);
+		else if (opt == 't')
+			limit = atof(optarg);
+		else
+			return 2;
+	}
+	if (n < 1 || n > MAX_JOBS || limit <= 0) {
+		fprintf(stderr, "usage: runner [-j 1..%d] [-t SECONDS] PROGRAM...\n", MAX_JOBS);
+		return 2;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 1024);
-	for (int i = first; i < argc; i++) {
-		double t = now();
-		pid_t pid = start(argv[i]);
-		int status = pid < 0 ? 1 : wait_limited(pid, limit);
-		const char *verdict = "passed";
+	while (optind < argc || any_running(jobs, (unsigned)n)) {
+		struct job *j = optind < argc ? free_job(jobs, (unsigned)n) : NULL;
 
-		if (status == 0) {
-			passed++;
-		} else if (status >= 0 && WIFEXITED(status) && WEXITSTATUS(status) == 77) {
-			skipped++;
-			verdict = "SKIPPED";
-		} else {
-			failed++;
-			verdict = status == -1 ? "FAILED (timeout)" : "FAILED";
+		if (j && start(j, argv[optind++])) {
+			printf("== %s: FAILED: cannot start it\n", j->program);
+			t.failed++;
 		}
-		printf("\n== %s: %s in %.1f s\n", argv[i], verdict, now() - t);
-		if (status > 0 && WIFSIGNALED(status))
-			printf("   killed by signal %d (%s)\n", WTERMSIG(status), strsignal(WTERMSIG(status)));
+		look(jobs, (unsigned)n, limit, &t);
+		nanosleep(&(struct timespec){0, 5000000}, NULL);
 	}
-	printf("suites, %.0f s in all:\n%u passed, %u failed, %u skipped\n", now() - began, passed, failed, skipped);
-	return failed ? 1 : 0;
+	printf("suites, %.0f s in all:\n%u passed, %u failed, %u skipped\n", now() - began, t.passed, t.failed, t.skipped);
+	return t.failed ? 1 : 0;
 }
