@@ -6,21 +6,21 @@
  * Owns: struct conn. Does not own sessions' rings (core) nor what admin frames do
  * (admin.c). All on the io thread.
  *
- * At most two WELCOMEs of one identity are on their way unread, since descriptors in
+ * At most two WELCOMEs of one identity are without their READY, since descriptors in
  * flight are counted against this daemon's user: the others wait, accepted, in order.
+ * READY alone counts as read: an empty send queue would let a client collect sessions
+ * that it never answers.
  */
 #include "daemon/conn.h"
 #include <errno.h>
-#include <linux/sockios.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { CLIENT_FRAME = 1024, UNREAD_MAX = 2, TICK_MS = 20 };
+enum { CLIENT_FRAME = 1024, UNREAD_MAX = 2, REFILL_MS = 20 };
 
 static struct worker *worker_of(struct conn *k)
 {
@@ -100,6 +100,7 @@ static void detach(struct worker *w, struct conn *k)
 		return;
 	s->conn = NULL;
 	k->session = NULL;
+	s->end_reason = k->reason;
 	if (!s->ending) {
 		s->ending = true;
 		s->detach.fn = core_detach;
@@ -133,12 +134,36 @@ void conn_end(struct worker *w, struct conn *k)
 	}
 }
 
+/* err: -errno, with BYE a reason. */
 static void conn_refuse(struct worker *w, struct conn *k, uint16_t type, int err, const char *why)
 {
+	if (type == APR_FRAME_BYE)
+		k->reason = (enum apr_reason)err;
 	conn_reply(k, type, err, why, strlen(why));
 	if (log_allow(&w->refused))
 		log_info("uid %u, process %d: refused: %s", (unsigned)k->uid, (int)k->pid, why);
 	conn_end(w, k);
+}
+
+/* What came is not the protocol. */
+static void conn_break(struct worker *w, struct conn *k, const char *why)
+{
+	if (k->state == CONN_LIVE)
+		conn_refuse(w, k, APR_FRAME_BYE, APR_REASON_PROTOCOL, why);
+	else
+		conn_refuse(w, k, APR_FRAME_WELCOME, -EPROTO, why);
+}
+
+/* Time limits are looked at by then. */
+static void look_by(struct worker *w, uint64_t ns)
+{
+	if (ns < w->next_check)
+		w->next_check = ns;
+}
+
+static uint64_t hello_ns(const struct worker *w)
+{
+	return w->o.hello_ms * UINT64_C(1000000);
 }
 
 static void on_process_end(void *arg, uint32_t events)
@@ -226,15 +251,8 @@ static void greet(struct worker *w, struct conn *k)
 	k->unread = true;
 	k->who->unread++;
 	k->since = apr_now_ns();
-	if (!w->sessions.n_spare)
-		w->next_check = 0; /* soon, but not before this one is answered */
-}
-
-static bool welcome_was_read(const struct conn *k)
-{
-	int left = 0;
-
-	return !ioctl(k->fd, SIOCOUTQ, &left) && !left;
+	/* a pair is gone from the spares: at once if it was the last, but not before this one is answered */
+	look_by(w, w->sessions.n_spare ? k->since + REFILL_MS * UINT64_C(1000000) : 0);
 }
 
 static void serve_waiting(struct worker *w, struct identity *who)
@@ -266,6 +284,7 @@ static void hello(struct worker *w, struct conn *k, const void *buf, size_t n)
 	} else {
 		k->state = CONN_WAITING;
 		k->since = apr_now_ns();
+		look_by(w, k->since + hello_ns(w));
 		want_serving(w, k->who);
 	}
 }
@@ -368,12 +387,12 @@ static void on_frame(void *arg, const void *buf, int len)
 		return;
 	}
 	if (len < (int)sizeof(f)) {
-		conn_refuse(w, k, APR_FRAME_BYE, -EPROTO, len < 0 ? "a frame above what this socket takes" : "not a frame");
+		conn_break(w, k, len < 0 ? "a frame above what this socket takes" : "not a frame");
 		return;
 	}
 	memcpy(&f, buf, sizeof(f));
 	if (f.magic != APR_FRAME_MAGIC || f.size != (uint32_t)len) {
-		conn_refuse(w, k, k->state == CONN_SILENT ? APR_FRAME_WELCOME : APR_FRAME_BYE, -EPROTO, "not a frame of this protocol");
+		conn_break(w, k, "not a frame of this protocol");
 		return;
 	}
 	if (k->admin)
@@ -421,8 +440,7 @@ static void accept_one(struct worker *w, const struct listener *l, int fd)
 		k->state = CONN_LIVE;
 		return;
 	}
-	if (w->next_check > k->since + TICK_MS * UINT64_C(1000000))
-		w->next_check = k->since + TICK_MS * UINT64_C(1000000);
+	look_by(w, k->since + REFILL_MS * UINT64_C(1000000));
 	k->who = identity_get(&w->sessions, l->tenant, k->uid);
 	if (!k->who) {
 		conn_end(w, k);
@@ -492,47 +510,53 @@ void conns_serve(struct worker *w)
 
 void conns_ready(struct worker *w)
 {
+	uint64_t now = apr_now_ns();
+
+	/* loading is nobody's fault: their time begins now */
+	for (struct conn *k = w->conns; k; k = k->next)
+		if (k->state == CONN_WAITING)
+			k->since = now;
+	look_by(w, now + hello_ns(w));
 	for (struct identity *who = w->sessions.identities; who; who = who->next)
 		want_serving(w, who);
 }
 
-/* One connection's time limits. True: look again soon. */
-static bool overdue(struct worker *w, struct conn *k, uint64_t now)
+/* When this connection's time is over; UINT64_MAX: it has a session, or waits for the models. */
+static uint64_t due(const struct worker *w, const struct conn *k)
 {
-	bool late = now - k->since > w->o.hello_ms * UINT64_C(1000000);
+	bool at_ease = k->state == CONN_LIVE ? !k->unread : k->state == CONN_WAITING && !w->models_ready;
 
-	if (k->admin)
-		return false;
-	if (k->unread && (late || welcome_was_read(k))) {
-		if (late && !welcome_was_read(k)) {
-			conn_refuse(w, k, APR_FRAME_BYE, APR_REASON_PROTOCOL, "WELCOME was never read");
-			return true;
-		}
-		unread_done(k);
-		want_serving(w, k->who);
-		return true;
+	return k->admin || at_ease ? UINT64_MAX : k->since + hello_ns(w);
+}
+
+static void end_overdue(struct worker *w, enum conn_state state, uint64_t now)
+{
+	for (struct conn *k = w->conns, *next; k; k = next) {
+		next = k->next; /* only k may end here */
+		if (k->state != state || due(w, k) > now)
+			continue;
+		if (state == CONN_LIVE)
+			conn_refuse(w, k, APR_FRAME_BYE, APR_REASON_PROTOCOL, "READY did not come in time");
+		else if (state == CONN_SILENT)
+			conn_refuse(w, k, APR_FRAME_WELCOME, -ETIMEDOUT, "no HELLO came");
+		else
+			conn_refuse(w, k, APR_FRAME_WELCOME, -EAGAIN,
+				    "too many of this user's connections have not sent READY");
 	}
-	if (k->state == CONN_SILENT && late)
-		conn_refuse(w, k, APR_FRAME_WELCOME, -ETIMEDOUT, "no HELLO came");
-	else if (k->state == CONN_WAITING && late && w->models_ready)
-		conn_refuse(w, k, APR_FRAME_WELCOME, -EAGAIN, "too many of this user's connections leave WELCOME unread");
-	else
-		return k->unread || k->state != CONN_LIVE;
-	return true;
 }
 
 uint64_t conns_tick(struct worker *w, uint64_t now)
 {
-	bool soon = false;
-
 	if (now < w->next_check)
 		return w->next_check;
 	sessions_refill(&w->sessions);
-	for (struct conn *k = w->conns, *next; k; k = next) {
-		next = k->next; /* only k may end here */
-		soon |= overdue(w, k, now);
-	}
-	w->next_check = soon ? now + TICK_MS * UINT64_C(1000000) : UINT64_MAX;
+	end_overdue(w, CONN_SILENT, now);
+	end_overdue(w, CONN_LIVE, now);
+	conns_serve(w); /* those that waited for these, before their own time is looked at */
+	end_overdue(w, CONN_WAITING, now);
+	w->next_check = UINT64_MAX;
+	for (const struct conn *k = w->conns; k; k = k->next)
+		look_by(w, due(w, k));
 	return w->next_check;
 }
 

@@ -14,9 +14,10 @@ struct conn {
 	int fd, pidfd;
 	pid_t pid;
 	uid_t uid;
-	bool admin, unread;
+	bool admin, unread; /* unread: WELCOME is sent, READY has not come */
 	enum conn_state state;
-	uint64_t since; /* ns: accepted, HELLO, or WELCOME sent */
+	enum apr_reason reason; /* why it ends */
+	uint64_t since;         /* ns: accepted, HELLO, or WELCOME sent */
 	struct identity *who; /* NULL on the admin socket */
 	struct session *session;
 	struct apr_hello hello;

@@ -328,7 +328,7 @@ static void unread_welcomes_wait_in_order(void)
 	daemon_name(&l, "unread");
 	snprintf(config, sizeof(config), "%s/unread.conf", apr_test_tmpdir());
 	FILE *f = fopen(config, "we");
-	fputs("hello-ms = 1500\n", f);
+	fputs("hello-ms = 3000\n", f);
 	fclose(f);
 	if (!daemon_start(&l, NULL, "--config", config, NULL))
 		return;
@@ -337,26 +337,82 @@ static void unread_welcomes_wait_in_order(void)
 		CU_ASSERT_EQUAL(send(s[i], &hello, sizeof(hello), 0), (ssize_t)sizeof(hello));
 		sleep_ms(30);
 	}
+	struct apr_frame ready = { APR_FRAME_MAGIC, APR_FRAME_READY, 0, sizeof(ready), 0 };
 	struct pollfd p[5];
 	for (int i = 0; i < 5; i++)
 		p[i] = (struct pollfd){ s[i], POLLIN, 0 };
 	CU_ASSERT_EQUAL(poll(&p[0], 1, 1000), 1);
 	CU_ASSERT_EQUAL(poll(&p[1], 1, 1000), 1);
-	poll(p, 5, 50);
-	CU_ASSERT_FALSE(p[2].revents || p[3].revents || p[4].revents);
-	/* one is read: the next has its turn, READY or not */
+	/* both are received, and yet nobody else has one: READY is what counts */
 	uint8_t buf[300];
 	int fds[3];
-	CU_ASSERT_EQUAL(hand_recv(s[0], buf, sizeof(buf), fds, 1000), 128);
-	for (int i = 0; i < 3; i++)
-		close(fds[i]);
+	for (int k = 0; k < 2; k++) {
+		CU_ASSERT_EQUAL(hand_recv(s[k], buf, sizeof(buf), fds, 1000), 128);
+		for (int i = 0; i < 3; i++)
+			close(fds[i]);
+	}
+	CU_ASSERT_EQUAL(poll(p, 5, 400), 0);
+	/* one READY, one WELCOME: the next in order */
+	CU_ASSERT_EQUAL(send(s[1], &ready, sizeof(ready), 0), (ssize_t)sizeof(ready));
 	CU_ASSERT_EQUAL(poll(&p[2], 1, 1000), 1);
-	CU_ASSERT_EQUAL(poll(&p[3], 1, 50), 0);
-	/* those that never read are closed, and the rest come through */
-	CU_ASSERT_EQUAL(poll(&p[4], 1, 4000), 1);
+	CU_ASSERT_EQUAL(poll(&p[3], 2, 200), 0);
+	CU_ASSERT_EQUAL(send(s[0], &ready, sizeof(ready), 0), (ssize_t)sizeof(ready));
+	CU_ASSERT_EQUAL(poll(&p[3], 1, 1000), 1);
+	CU_ASSERT_EQUAL(poll(&p[4], 1, 200), 0);
+	/* the third and fourth never say it: the fifth, who asked long before they had theirs, waits its time and is told */
+	CU_ASSERT_TRUE(hand_recv(s[4], buf, sizeof(buf), fds, 6000) > (int)sizeof(ready));
+	CU_ASSERT_EQUAL(((struct apr_frame *)(void *)buf)->err, -EAGAIN);
+	/* then their time is over too, and a new one comes through; those that said it stay */
+	CU_ASSERT_TRUE(alive(&l));
+	CU_ASSERT_EQUAL(poll(p, 2, 0), 0);
 	for (int i = 0; i < 5; i++)
 		close(s[i]);
 	CU_ASSERT_TRUE(alive(&l));
+	CU_ASSERT_EQUAL(daemon_stop(&l), 0);
+}
+
+static void without_ready_a_session_ends(void)
+{
+	struct daemon l = { 0 };
+	struct apr_hello hello = hand_hello();
+	struct apr_region res = APR_REGION_INIT;
+	struct apr_welcome w;
+	struct apr_frame f;
+	char config[160];
+	uint8_t buf[300] = { 0 };
+	int fds[3];
+
+	daemon_name(&l, "unready");
+	snprintf(config, sizeof(config), "%s/unready.conf", apr_test_tmpdir());
+	FILE *out = fopen(config, "we");
+	fputs("hello-ms = 400\n", out);
+	fclose(out);
+	if (!daemon_start(&l, NULL, "--config", config, NULL))
+		return;
+	int s = hand_socket(&l);
+	CU_ASSERT_EQUAL(send(s, &hello, sizeof(hello), 0), (ssize_t)sizeof(hello));
+	CU_ASSERT_EQUAL_FATAL(hand_recv(s, &w, sizeof(w), fds, 2000), (int)sizeof(w));
+	CU_ASSERT_EQUAL(apr_region_map(&res, fds[1], APR_FD_RES, w.res_size), 0);
+	int n = hand_recv(s, buf, sizeof(buf) - 1, NULL, 5000);
+	CU_ASSERT_TRUE_FATAL(n > (int)sizeof(f));
+	memcpy(&f, buf, sizeof(f));
+	CU_ASSERT_EQUAL(f.type, APR_FRAME_BYE);
+	CU_ASSERT_EQUAL(f.err, APR_REASON_PROTOCOL);
+	CU_ASSERT_PTR_NOT_NULL(strstr((char *)buf + sizeof(f), "READY"));
+	CU_ASSERT_EQUAL(hand_recv(s, buf, sizeof(buf), NULL, 2000), 0);
+	CU_ASSERT_TRUE(status_becomes(&l, "sessions", 0));
+	const struct apr_res_hdr *h = res.base;
+	CU_ASSERT_TRUE(h && h->flags & APR_RES_DEAD);
+	CU_ASSERT_TRUE(h && h->reason == APR_REASON_PROTOCOL);
+	apr_region_unmap(&res);
+	for (int i = 0; i < 3; i++)
+		close(fds[i]);
+	close(s);
+	/* one that said it may be silent for longer than that */
+	struct hand quiet;
+	CU_ASSERT_EQUAL(hand_open(&quiet, &l, NULL), 0);
+	CU_ASSERT_EQUAL(hand_ended(&quiet, 1000), 0);
+	hand_close(&quiet);
 	CU_ASSERT_EQUAL(daemon_stop(&l), 0);
 }
 
@@ -376,6 +432,7 @@ static const struct apr_test tests[] = {
 	{ "case24_no_wake_up_is_lost", case24_no_wake_up_is_lost, 0 },
 	{ "limits_of_one_user", limits_of_one_user, 0 },
 	{ "unread_welcomes_wait_in_order", unread_welcomes_wait_in_order, 0 },
+	{ "without_ready_a_session_ends", without_ready_a_session_ends, 0 },
 	{ "daemon_down", daemon_down, KEEPS_HEAP },
 };
 
