@@ -65,6 +65,24 @@ static int session_make(struct sessions *t, const struct apr_geometry *g, struct
 	return 0;
 }
 
+/* What a client is told where its regions could not be had: numbers of the protocol's table. */
+static int told(int err, const char **why)
+{
+	switch (err) {
+	case -ENOSPC:
+	case -EFBIG: /* RLIMIT_FSIZE holds for memfds too */
+		*why = "no room for the session's regions";
+		return -ENOSPC;
+	case -EMFILE:
+	case -ENFILE:
+		*why = "aprd has too many descriptors open";
+		return -EAGAIN;
+	default:
+		*why = "no memory for the session's regions";
+		return -ENOMEM;
+	}
+}
+
 static bool default_geometry(struct sessions *t, struct apr_geometry *g)
 {
 	struct apr_wish wish = { 0 };
@@ -159,10 +177,8 @@ int session_new(struct sessions *t, struct identity *who, const struct apr_hello
 		s = t->spare[--t->n_spare];
 	} else {
 		e = session_make(t, &g, &s);
-		if (e) {
-			*why = "no memory for the session's regions";
-			return e;
-		}
+		if (e)
+			return told(e, why);
 	}
 	s->who = who;
 	memcpy(s->name, h->name, sizeof(s->name) - 1);
