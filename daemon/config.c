@@ -24,9 +24,9 @@ static void tell(cfg_t *cfg, const char *fmt, va_list ap)
 
 	vsnprintf(line, sizeof(line), fmt, ap);
 	if (cfg && cfg->line)
-		log_warn("%s:%d: %s", reading.file, cfg->line, line);
+		log_error("%s:%d: %s", reading.file, cfg->line, line);
 	else
-		log_warn("%s", line);
+		log_error("%s", line);
 }
 
 static int check_size(cfg_t *cfg, cfg_opt_t *opt)
@@ -258,13 +258,13 @@ int config_read(struct options *o)
 	int e, r = cfg_parse(cfg, o->config);
 	if (r == CFG_FILE_ERROR) {
 		e = errno ? -errno : -EIO;
-		log_warn("%s: %s", o->config, strerror(-e));
+		log_error("%s: %s", o->config, strerror(-e));
 	} else if (r != CFG_SUCCESS) {
 		e = -EINVAL;
 	} else {
 		e = take(o, cfg);
 		if (e)
-			log_warn("%s: %s", o->config, e == -EINVAL ? "a model entry is not [NAME=]FILE" : strerror(-e));
+			log_error("%s: %s", o->config, e == -EINVAL ? "a model entry is not [NAME=]FILE" : strerror(-e));
 	}
 	cfg_free(cfg);
 	return e;

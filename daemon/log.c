@@ -73,16 +73,6 @@ static void say(const char *what, const char *fmt, va_list ap)
 	errno = saved;
 }
 
-void fatal(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	say("", fmt, ap);
-	va_end(ap);
-	exit(1);
-}
-
 #define LOG_FUNCTION(name, at, what) \
 	void name(const char *fmt, ...) \
 	{ \
@@ -93,7 +83,8 @@ void fatal(const char *fmt, ...)
 		say(what, fmt, ap); \
 		va_end(ap); \
 	}
-LOG_FUNCTION(log_warn, LOG_LEVEL_WARN, "")
+LOG_FUNCTION(log_error, LOG_LEVEL_WARN, "error: ") /* always said */
+LOG_FUNCTION(log_warn, LOG_LEVEL_WARN, "warning: ")
 LOG_FUNCTION(log_info, LOG_LEVEL_INFO, "")
 LOG_FUNCTION(log_debug, LOG_LEVEL_DEBUG, "debug: ")
 

@@ -15,8 +15,8 @@
 enum log_level { LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
 
 #define LOG_FORMAT __attribute__((format(printf, 1, 2)))
-/* One clear line, then exit status 1. For start-up alone. */
-_Noreturn void fatal(const char *fmt, ...) LOG_FORMAT;
+/* Each says which it is: "aprd: error: ...", "aprd: warning: ...", "aprd: debug: ..."; information says nothing. */
+void log_error(const char *fmt, ...) LOG_FORMAT; /* why aprd ends or does not start, or what is wrong with its file */
 void log_warn(const char *fmt, ...) LOG_FORMAT;
 void log_info(const char *fmt, ...) LOG_FORMAT;
 void log_debug(const char *fmt, ...) LOG_FORMAT;

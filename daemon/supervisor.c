@@ -67,7 +67,7 @@ static int open_listeners(struct supervisor *s)
 		from = 1;
 	}
 	if (s->o->n_listeners - from > MAX_LISTENERS - 2) {
-		log_warn("more than %d listeners", MAX_LISTENERS - 1);
+		log_error("more than %d listeners", MAX_LISTENERS - 1);
 		return -EINVAL;
 	}
 	for (size_t i = from; i <= s->o->n_listeners && !e; i++) {
@@ -83,7 +83,7 @@ static int open_listeners(struct supervisor *s)
 			s->n_listeners++;
 	}
 	if (e)
-		log_warn("%s", err);
+		log_error("%s", err);
 	return e;
 }
 
@@ -205,7 +205,7 @@ static bool on_exit_of_worker(struct supervisor *s, int status)
 	else
 		log_warn("the worker ended with status %d", WEXITSTATUS(status));
 	if (!s->was_ready) {
-		log_warn("it never was ready: giving up");
+		log_error("it never was ready: giving up");
 		s->failed = true;
 		return true;
 	}
@@ -270,6 +270,7 @@ int supervisor_run(const struct options *o)
 	sigset_t set;
 
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGXFSZ, SIG_IGN); /* a region or log above a file-size limit is an error of that call */
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
@@ -278,13 +279,13 @@ int supervisor_run(const struct options *o)
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	s.signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	if (s.signals < 0) {
-		log_warn("signalfd: %s", strerror(errno));
+		log_error("signalfd: %s", strerror(errno));
 		return 1;
 	}
 	if (!open_listeners(&s)) {
 		int e = start_worker(&s);
 		if (e)
-			log_warn("cannot start the worker: %s", strerror(-e));
+			log_error("cannot start the worker: %s", strerror(-e));
 		else
 			status = run(&s);
 	}

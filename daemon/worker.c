@@ -70,12 +70,16 @@ static void job_done(void *io, struct mail *m)
 	struct load_job *j = (struct load_job *)((char *)m - offsetof(struct load_job, to_io));
 	struct worker *w = io;
 
-	if (j->err)
+	bool ends = j->err && j->first && !w->start->restarts;
+
+	if (ends)
+		log_error("%s", j->words);
+	else if (j->err)
 		log_warn("%s", j->words);
 	else
 		log_info("%s: %s", j->name, j->unload ? "unloaded" : "loaded");
 	if (j->first) {
-		if (j->err && !w->start->restarts) {
+		if (ends) {
 			tell(w, CTL_FAILED, 0);
 			w->failed = w->end = true;
 		} else {
@@ -345,7 +349,7 @@ static int open_engine(struct worker *w)
 	}
 	int e = apr_engine_open(&w->engine, &cfg, err, sizeof(err));
 	if (e)
-		log_warn("%s", err[0] ? err : strerror(-e));
+		log_error("%s", err[0] ? err : strerror(-e));
 	else
 		apr_engine_info(w->engine, &w->core.engine);
 	if (!e && w->core.engine.backend_id == APR_BACKEND_CPU && (o->gpu_mem || o->gpu_percent || o->fused_rows >= 0 || o->no_graphs))
@@ -433,7 +437,7 @@ static int begin(struct worker *w)
 	if (!e)
 		e = sessions_init(&w->sessions, &w->o);
 	if (e) {
-		log_warn("cannot start: %s", strerror(-e));
+		log_error("cannot start: %s", strerror(-e));
 		return e;
 	}
 	pthread_mutex_init(&w->load_lock, NULL);
@@ -451,7 +455,7 @@ static int begin(struct worker *w)
 	if (!e)
 		e = conns_listen(w);
 	if (e)
-		log_warn("cannot start: %s", strerror(-e));
+		log_error("cannot start: %s", strerror(-e));
 	return e;
 }
 
