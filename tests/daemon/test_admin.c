@@ -221,24 +221,74 @@ static void log_and_others(void)
 	CU_ASSERT_TRUE(alive(&d));
 }
 
+/* A key of the contract and what its value is: s string, i integer, r real, o object, a array. */
+struct key {
+	const char *name;
+	char kind;
+};
+
+static void has_keys(const json_t *o, const char *what, const struct key *k, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		const json_t *v = json_object_get(o, k[i].name);
+		bool right = v && (k[i].kind == 's'   ? json_is_string(v)
+				   : k[i].kind == 'i' ? json_is_integer(v)
+				   : k[i].kind == 'r' ? json_is_real(v)
+				   : k[i].kind == 'o' ? json_is_object(v)
+						      : json_is_array(v));
+		if (!right)
+			fprintf(stderr, "status: %s.%s is missing or of another kind\n", what, k[i].name);
+		CU_ASSERT_TRUE(right);
+	}
+}
+#define HAS_KEYS(o, what, ...) \
+	do { \
+		static const struct key keys_[] = { __VA_ARGS__ }; \
+		has_keys(o, what, keys_, sizeof(keys_) / sizeof(keys_[0])); \
+	} while (0)
+
 static void status_says_what_the_contract_names(void)
 {
-	static const char *const keys[] = { "version", "abi", "pid", "uptime_s", "state", "backend", "models", "memory", "sessions",
-					    "running", "queued", "kv", "graphs", "loop", "polling", "threads" };
-	json_t *j = status_of(&d), *m;
+	struct hand h;
 
+	CU_ASSERT_EQUAL_FATAL(hand_open(&h, &d, NULL), 0);
+	CU_ASSERT_TRUE(status_becomes(&d, "sessions", 1));
+	json_t *j = status_of(&d), *v;
 	CU_ASSERT_PTR_NOT_NULL_FATAL(j);
-	for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
-		CU_ASSERT_PTR_NOT_NULL(json_object_get(j, keys[i]));
+	HAS_KEYS(j, "status", { "version", 's' }, { "abi", 's' }, { "pid", 'i' }, { "uptime_s", 'r' }, { "state", 's' },
+		 { "backend", 'o' }, { "models", 'a' }, { "memory", 'a' }, { "sessions", 'i' }, { "running", 'i' },
+		 { "queued", 'i' }, { "kv", 'o' }, { "graphs", 'o' });
+	HAS_KEYS(j, "status", { "worker_pid", 'i' }, { "restarts", 'i' }, { "loop", 'o' }, { "polling", 'o' }, { "threads", 'o' },
+		 { "connections", 'i' }, { "session_rows", 'a' }, { "totals", 'o' });
+	HAS_KEYS(json_object_get(j, "backend"), "backend", { "name", 's' }, { "device", 's' }, { "why", 's' });
+	HAS_KEYS(json_object_get(j, "kv"), "kv", { "pages_total", 'i' }, { "pages_free", 'i' });
+	HAS_KEYS(json_object_get(j, "graphs"), "graphs", { "prefill", 'a' }, { "decode", 'a' }, { "bytes", 'i' },
+		 { "replays", 'i' });
+	HAS_KEYS(json_object_get(j, "polling"), "polling", { "poll_us", 'i' }, { "spin_us", 'i' }, { "why", 's' });
+	CU_ASSERT_EQUAL(json_integer_value(json_object_get(j, "pid")), d.pid); /* who gets the SIGTERM */
 	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(j, "state")), "ready");
 	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(json_object_get(j, "backend"), "name")), "cpu");
-	m = json_array_get(json_object_get(j, "models"), 0);
-	static const char *const model_keys[] = { "name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes", "sampling" };
-	for (size_t i = 0; i < sizeof(model_keys) / sizeof(model_keys[0]); i++)
-		CU_ASSERT_PTR_NOT_NULL(json_object_get(m, model_keys[i]));
-	CU_ASSERT_EQUAL(strlen(json_string_value(json_object_get(m, "numerics"))), 32);
-	CU_ASSERT_TRUE(json_array_size(json_object_get(j, "memory")) > 5);
+
+	json_t *models = json_object_get(j, "models"), *memory = json_object_get(j, "memory");
+	CU_ASSERT_EQUAL(json_array_size(models), 1);
+	v = json_array_get(models, 0);
+	HAS_KEYS(v, "models[]", { "name", 's' }, { "path", 's' }, { "arch", 's' }, { "n_ctx", 'i' }, { "n_vocab", 'i' },
+		 { "numerics", 's' }, { "route", 's' }, { "bytes", 'i' }, { "id", 'i' }, { "kv_type", 's' }, { "weights", 's' },
+		 { "sampling", 'o' });
+	CU_ASSERT_EQUAL(strlen(json_string_value(json_object_get(v, "numerics"))), 32);
+	CU_ASSERT_EQUAL(json_integer_value(json_object_get(v, "n_vocab")), 320);
+	CU_ASSERT_TRUE(json_integer_value(json_object_get(v, "bytes")) > 0);
+	HAS_KEYS(json_object_get(v, "sampling"), "sampling", { "temperature", 'r' }, { "top_k", 'i' }, { "top_p", 'r' },
+		 { "min_p", 'r' }, { "repeat_penalty", 'r' }, { "frequency_penalty", 'r' }, { "presence_penalty", 'r' },
+		 { "penalty_window", 'i' });
+	CU_ASSERT_TRUE(json_array_size(memory) > 5);
+	for (size_t i = 0; i < json_array_size(memory); i++)
+		HAS_KEYS(json_array_get(memory, i), "memory[]", { "purpose", 's' }, { "where", 's' }, { "bytes", 'i' });
+	v = json_array_get(json_object_get(j, "session_rows"), 0);
+	HAS_KEYS(v, "session_rows[]", { "session", 'i' }, { "name", 's' }, { "uid", 'i' }, { "tenant", 's' }, { "bytes", 'i' },
+		 { "sqes", 'i' }, { "cqes", 'i' }, { "wakes", 'i' }, { "parked", 'i' }, { "tokens", 'i' });
 	json_decref(j);
+	hand_close(&h);
 }
 
 static void daemon_up(void)
