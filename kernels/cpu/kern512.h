@@ -11,6 +11,7 @@
 #define APR_KERNELS_CPU_KERN512_H
 
 #include <immintrin.h>
+#include <stdbool.h>
 
 #define APR_V 64
 #include "kernels/cpu/unpack.h"
@@ -156,11 +157,79 @@ APR_INLINE void store_planes(const struct apr_act_view *v, uint32_t row, uint32_
 	v->sum[1][(size_t)row * v->blocks + b] = o->sum[1];
 }
 
-static void quantise(const struct apr_act_view *v, const float *x, size_t ldx, uint32_t first, uint32_t n)
+#define ROW_BLOCKS 16u /* of a single row, done together: one division for all */
+
+/* magnitudes' bits of n <= ROW_BLOCKS blocks; false where one of them has a NaN or infinity */
+APR_INLINE bool largest(const float *x, uint32_t n, int32_t *bits)
+{
+	const __m512i abs = _mm512_set1_epi32(0x7fffffff);
+	int32_t most = 0;
+
+	for (uint32_t b = 0; b < n; b++, x += 32) {
+		__m512i p = _mm512_and_si512(_mm512_castps_si512(_mm512_loadu_ps(x)), abs);
+		__m512i q = _mm512_and_si512(_mm512_castps_si512(_mm512_loadu_ps(x + 16)), abs);
+
+		bits[b] = _mm512_reduce_max_epi32(_mm512_max_epi32(p, q));
+		most = bits[b] > most ? bits[b] : most;
+	}
+	return most < 0x7f800000;
+}
+
+/* A single row's blocks b0 … b0 + n - 1, by the same arithmetic as quantise32; false and nothing done where that must
+ * do it. */
+APR_INLINE bool quantise_run(const struct apr_act_view *v, const float *x, uint32_t b0, uint32_t n)
+{
+	const __m512i order = _mm512_set_epi64(0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100,
+					       0x0f0e0b0a0d0c0908, 0x0706030205040100, 0x0f0e0b0a0d0c0908, 0x0706030205040100);
+	const __m512 magic = _mm512_set1_ps(0x1.8p23f), top = _mm512_set1_ps((float)APR_ACT_MAX);
+	const __mmask16 some = (__mmask16)((1u << n) - 1);
+	_Alignas(64) int32_t bits[ROW_BLOCKS] = {0};
+	_Alignas(64) float inv[ROW_BLOCKS];
+	__m512 amax, s;
+	__m512i sum0, sum1;
+	__mmask16 live;
+
+	if (!largest(x, n, bits))
+		return false;
+	amax = _mm512_castsi512_ps(_mm512_load_si512(bits));
+	live = _mm512_cmp_ps_mask(amax, _mm512_set1_ps(APR_ACT_TINY), _CMP_GE_OQ);
+	s = _mm512_maskz_div_ps(live, amax, top);
+	_mm512_store_ps(inv, _mm512_maskz_div_ps(live, top, amax));
+	for (uint32_t b = 0; b < n; b++, x += 32) {
+		__m512 i = _mm512_set1_ps(inv[b]);
+		__m512 lower = _mm512_sub_ps(_mm512_add_ps(_mm512_mul_ps(_mm512_loadu_ps(x), i), magic), magic);
+		__m512 upper = _mm512_sub_ps(_mm512_add_ps(_mm512_mul_ps(_mm512_loadu_ps(x + 16), i), magic), magic);
+		__m512i q = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_cvttps_epi32(lower))), sums;
+		__m256i lo;
+
+		q = _mm512_inserti64x4(q, _mm512_cvtepi32_epi16(_mm512_cvttps_epi32(upper)), 1);
+		_mm512_storeu_si512(v->q + (size_t)(b0 + b) * 32, _mm512_shuffle_epi8(q, order));
+		lo = _mm512_cvtepi16_epi8(q);
+		_mm256_storeu_si256((__m256i *)(v->lo + (b0 + b) * 32), lo);
+		_mm256_storeu_si256((__m256i *)(v->hi + (b0 + b) * 32),
+				    _mm512_cvtepi16_epi8(_mm512_srai_epi16(_mm512_sub_epi16(q, _mm512_cvtepi8_epi16(lo)), 8)));
+		sums = _mm512_madd_epi16(q, _mm512_set1_epi16(1)); /* 8 sums of two of either half */
+		sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC));
+		sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
+		sums = _mm512_add_epi32(sums, _mm512_shuffle_i64x2(sums, sums, 0xb1));
+		v->sum[0][b0 + b] = _mm_cvtsi128_si32(_mm512_castsi512_si128(sums));
+		v->sum[1][b0 + b] = _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(sums, 2));
+	}
+	sum0 = _mm512_maskz_loadu_epi32(some, v->sum[0] + b0);
+	sum1 = _mm512_maskz_loadu_epi32(some, v->sum[1] + b0);
+	_mm512_mask_storeu_ps(v->s + b0, some, s);
+	_mm512_mask_storeu_ps(v->xs + b0, some, _mm512_mul_ps(s, _mm512_cvtepi32_ps(_mm512_add_epi32(sum0, sum1))));
+	_mm512_mask_storeu_ps(v->xh[0] + b0, some, _mm512_mul_ps(s, _mm512_cvtepi32_ps(sum0)));
+	_mm512_mask_storeu_ps(v->xh[1] + b0, some, _mm512_mul_ps(s, _mm512_cvtepi32_ps(sum1)));
+	return true;
+}
+
+static void quantise_blocks(const struct apr_act_view *v, const float *x, size_t ldx, uint32_t first, uint32_t n,
+			    uint32_t b0, uint32_t end)
 {
 	size_t group = first / v->width;
 
-	for (uint32_t b = 0; b < v->blocks; b++) {
+	for (uint32_t b = b0; b < end; b++) {
 		size_t block = group * v->blocks + b;
 		int16_t *dst = v->q + block * 16 * 2 * v->width;
 		struct quant_row o[8];
@@ -179,6 +248,21 @@ static void quantise(const struct apr_act_view *v, const float *x, size_t ldx, u
 			store_group8(dst, o);
 		else
 			store_few(dst, v->width, o, n);
+	}
+}
+
+static void quantise(const struct apr_act_view *v, const float *x, size_t ldx, uint32_t first, uint32_t n)
+{
+	uint32_t nb;
+
+	if (v->rows > 1) {
+		quantise_blocks(v, x, ldx, first, n, 0, v->blocks);
+		return;
+	}
+	for (uint32_t b = 0; b < v->blocks; b += nb) {
+		nb = v->blocks - b < ROW_BLOCKS ? v->blocks - b : ROW_BLOCKS;
+		if (!quantise_run(v, x + (size_t)b * 32, b, nb))
+			quantise_blocks(v, x, ldx, 0, 1, b, b + nb);
 	}
 }
 

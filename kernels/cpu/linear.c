@@ -17,6 +17,7 @@
 
 #define ROW_CHUNK_BYTES (320u << 10) /* activations that stay in L2 beside a tile */
 #define ROW_CHUNK_MAX 256u
+#define PANELS_TAKEN 4u /* from a long run */
 #define RUNS_MAX 64u /* threads with a run of their own; others help */
 #define AHEAD_MAX (128u << 10) /* of the next products, prefetched into L2 by a thread that waits */
 #define PANELS_F32 4u /* panels of one row done together, where a chain alone would wait on its latency */
@@ -127,15 +128,14 @@ struct job {
 	float *const *y;
 	const size_t *ldy;
 	uint32_t panels;     /* of all weights */
-	uint32_t row_chunk;  /* rows a task */
-	uint32_t step;  /* panels a task */
-	uint32_t steps; /* tasks a row chunk */
-	/* few rows: each worker has a run of tasks of its own, so that it reads memory as one stream; whoever is done
+	uint32_t row_chunk;  /* rows an item, where there are many */
+	/* few rows: each worker has a run of panels of its own, so that it reads memory as one stream; whoever is done
 	 * takes from the end of another's */
 	uint32_t workers;
+	uint32_t least; /* panels taken at once */
 	const struct apr_linear_next *next;
 	struct run {
-		/* first << 32 | end of what is left. Relaxed: a task's data are published by the region, not by this */
+		/* first << 32 | end of what is left. Relaxed: the region publishes the job, this only divides it */
 		_Alignas(64) _Atomic uint64_t left;
 	} run[RUNS_MAX];
 };
@@ -257,39 +257,53 @@ static void panels_f32_row(const struct job *j, struct spot s, uint32_t row)
 		store(j, (struct spot){s.i, s.panel + p}, row, 1, acc + p);
 }
 
-static void task(const struct job *j, uint32_t i)
+/* n rows from row on, panels first … end - 1 */
+static void panels(const struct job *j, uint32_t row, uint32_t n, uint32_t first, uint32_t end)
 {
-	uint32_t row = i / j->steps * j->row_chunk, first = i % j->steps * j->step;
-	uint32_t n = j->a->rows - row < j->row_chunk ? j->a->rows - row : j->row_chunk;
-	uint32_t end = j->panels - first < j->step ? j->panels : first + j->step;
+	struct spot s = spot_of(j, first);
 
-	for (uint32_t p = first; p < end;) {
-		struct spot s = spot_of(j, p);
+	for (uint32_t p = first, done; p < end; p += done, s.panel += done) {
 		const struct apr_linear *w = j->w[s.i];
 
+		if (s.panel == panels_of(w)) {
+			s = (struct spot){s.i + 1, 0};
+			w = j->w[s.i];
+		}
+		done = 1;
 		if (j->a->math == APR_CPU_INT16 && apr_type_info(w->type).block > 1) {
 			panel_int16(j, s, row, n);
-			p++;
 		} else if (n == 1 && end - p >= PANELS_F32 && panels_of(w) - s.panel >= PANELS_F32) {
 			panels_f32_row(j, s, row);
-			p += PANELS_F32;
+			done = PANELS_F32;
 		} else {
 			panel_f32(j, s, row, n);
-			p++;
 		}
 	}
 }
 
-static void any_task(void *arg, uint32_t i, unsigned worker)
+static void panel_of_chunk(void *arg, uint32_t i, unsigned worker)
 {
+	const struct job *j = arg;
+	uint32_t row = i / j->panels * j->row_chunk, panel = i % j->panels;
+
 	(void)worker;
-	task(arg, i);
+	panels(j, row, j->a->rows - row < j->row_chunk ? j->a->rows - row : j->row_chunk, panel, panel + 1);
 }
 
-/* the first task of worker w's run, of steps tasks in all */
-static uint32_t run_start(uint32_t steps, unsigned w, unsigned workers)
+static uint32_t row_chunk(const struct apr_act *a)
 {
-	return (uint32_t)((uint64_t)steps * w / workers);
+	size_t row_bytes = (size_t)a->n_in * (a->math == APR_CPU_INT16 ? 2 : 4);
+	size_t rows = ROW_CHUNK_BYTES / row_bytes / APR_GROUP * APR_GROUP;
+
+	if (rows < 2 * APR_GROUP) /* with fewer, unpacking would cost more than it saves */
+		rows = 2 * (size_t)APR_GROUP;
+	return rows > ROW_CHUNK_MAX ? ROW_CHUNK_MAX : (uint32_t)rows;
+}
+
+/* the first panel of worker w's run, of all panels; the last one's end for w = workers */
+static uint32_t run_start(const struct job *j, uint32_t all, unsigned w)
+{
+	return w == j->workers ? all : (uint32_t)((uint64_t)all * w / j->workers) / j->least * j->least;
 }
 
 /* Tells worker w, done with this region, where its run of the next products begins. */
@@ -306,11 +320,19 @@ static void look_ahead(const struct job *j, unsigned w)
 		n.panels += panels_of(n.w[i]);
 	if (!n.panels)
 		return;
-	s = spot_of(&n, run_start(n.panels, w, j->workers));
+	s = spot_of(&n, run_start(j, n.panels, w));
 	l = n.w[s.i];
 	from = panel_at(l, s.panel);
 	bytes = (size_t)(panel_at(l, panels_of(l)) - from);
 	apr_pool_ahead(j->pool, w, from, bytes < AHEAD_MAX ? bytes : AHEAD_MAX);
+}
+
+/* Panels to take from a run that has so many left: few at its end, where another thread may be waiting. */
+static uint32_t share(const struct job *j, uint32_t left)
+{
+	uint32_t n = left > 4 * PANELS_TAKEN ? PANELS_TAKEN : j->least;
+
+	return n < left ? n : left;
 }
 
 /* One of the region's items: all that is left, own run first. */
@@ -324,26 +346,18 @@ static void run_of(void *arg, uint32_t item, unsigned worker)
 		uint64_t r = atomic_load_explicit(run, memory_order_relaxed);
 
 		while (r >> 32 < (uint32_t)r) {
-			uint64_t left = k ? r - 1 : r + (UINT64_C(1) << 32);
+			uint32_t first = (uint32_t)(r >> 32), end = (uint32_t)r, n = share(j, end - first);
+			uint64_t left = k ? r - n : r + ((uint64_t)n << 32);
 
 			if (!atomic_compare_exchange_weak_explicit(run, &r, left, memory_order_relaxed, memory_order_relaxed))
 				continue;
-			task(j, k ? (uint32_t)left : (uint32_t)(r >> 32));
+			first = k ? end - n : first;
+			panels(j, 0, j->a->rows, first, first + n);
 			r = atomic_load_explicit(run, memory_order_relaxed);
 		}
 	}
 	if (j->next && worker < j->workers)
 		look_ahead(j, worker);
-}
-
-static uint32_t row_chunk(const struct apr_act *a)
-{
-	size_t row_bytes = (size_t)a->n_in * (a->math == APR_CPU_INT16 ? 2 : 4);
-	size_t rows = ROW_CHUNK_BYTES / row_bytes / APR_GROUP * APR_GROUP;
-
-	if (rows < 2 * APR_GROUP) /* with fewer, unpacking would cost more than it saves */
-		rows = 2 * (size_t)APR_GROUP;
-	return rows > ROW_CHUNK_MAX ? ROW_CHUNK_MAX : (uint32_t)rows;
 }
 
 void apr_linear_run(struct apr_pool *pool, const struct apr_act *a, uint32_t n, const struct apr_linear *const w[],
@@ -367,14 +381,13 @@ void apr_linear_run_then(struct apr_pool *pool, const struct apr_act *a, uint32_
 	for (uint32_t i = 0; i < n; i++)
 		j.panels += panels_of(w[i]);
 	j.row_chunk = row_chunk(a);
-	j.step = a->rows <= APR_SMALL_ROWS && (a->math == APR_CPU_F32 || apr_type_info(w[0]->type).block == 1) ? PANELS_F32 : 1;
-	j.steps = (j.panels - 1) / j.step + 1;
-	if (a->rows > APR_SMALL_ROWS || threads == 1 || j.steps == 1) {
-		apr_pool_run(pool, j.steps * ((a->rows - 1) / j.row_chunk + 1), any_task, &j);
+	if (a->rows > APR_SMALL_ROWS) {
+		apr_pool_run(pool, j.panels * ((a->rows - 1) / j.row_chunk + 1), panel_of_chunk, &j);
 		return;
 	}
+	j.least = a->math == APR_CPU_F32 || apr_type_info(w[0]->type).block == 1 ? PANELS_F32 : 1;
 	j.workers = threads < RUNS_MAX ? threads : RUNS_MAX;
 	for (unsigned k = 0; k < j.workers; k++)
-		atomic_init(&j.run[k].left, (uint64_t)run_start(j.steps, k, j.workers) << 32 | run_start(j.steps, k + 1, j.workers));
-	apr_pool_run(pool, threads, run_of, &j);
+		atomic_init(&j.run[k].left, (uint64_t)run_start(&j, j.panels, k) << 32 | run_start(&j, j.panels, k + 1));
+	apr_pool_run(pool, j.panels > j.least ? threads : 1, run_of, &j);
 }
