@@ -105,6 +105,8 @@ $(B)/obj/%.o: %.c $(B)/flags.stamp
 	$(call say,CC)
 	$(Q)$(CC) $(CPPFLAGS_ALL) $(PKG_CFLAGS) $(if $(filter daemon/% client/aprctl/%,$<),$(BSD_CFLAGS)) $(CFLAGS_ALL) $(call isa,$<) -MMD -MP -c -o $@ $<
 
+$(B)/obj/engine/module.o: CPPFLAGS_ALL += -DAPR_LIBDIR='"$(LIBDIR)"'
+
 # ---- archives: one a folder --------------------------------------------------
 define archive
 $(B)/lib$(1).a: $(2)
@@ -172,6 +174,7 @@ include scripts/targets.mk
 NVCC := $(shell command -v nvcc 2>/dev/null)
 ifneq ($(NVCC),)
 include kernels/cuda/cuda.mk
+include graphs/graphs.mk
 endif
 
 .PHONY: clean

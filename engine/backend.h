@@ -91,6 +91,7 @@ struct apr_table_update { /* page-table entries that changed since the slot's la
 	uint32_t group, slot, first, n;
 	const uint32_t *pages; /* [n] */
 };
+enum apr_row_kind { APR_ROW_PROMPT, APR_ROW_GENERATED }; /* which arithmetic: ENGINE, section 1 */
 struct apr_step {
 	uint32_t n_rows, n_draws, n_updates;
 	const int32_t *tok;      /* [n_rows] */
@@ -98,6 +99,7 @@ struct apr_step {
 	const uint32_t *out;     /* [n_draws] row of each draw, ascending */
 	const struct apr_draw *draws;
 	const struct apr_table_update *updates;
+	const uint8_t *kind;     /* [n_rows] enum apr_row_kind; a sequence's PROMPT rows precede its GENERATED ones */
 };
 enum apr_step_state { APR_STEP_IDLE, APR_STEP_RUNNING, APR_STEP_DONE };
 
@@ -171,6 +173,9 @@ struct apr_backend {
 	int (*kv_copy)(struct apr_backend_model *m, uint32_t group, const uint32_t *from, const uint32_t *to, uint32_t n);
 	int (*health)(struct apr_backend_ctx *c, char *err, size_t errlen); /* 0, or a sticky error */
 	void (*close)(struct apr_backend_ctx *c);
+	/* What besides the engine's own build decides an answer's bits: module, device, driver, libraries. One line that
+	 * lives as long as c; NULL (the CPU): nothing. */
+	const char *(*identity)(const struct apr_backend_ctx *c);
 };
 
 extern const struct apr_backend apr_cpu_backend;

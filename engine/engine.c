@@ -54,24 +54,49 @@ static int copy_string(char **out, const char **field)
 	return *out ? 0 : -ENOMEM;
 }
 
+/* auto: the GPU where a module drives one; else the CPU, and why says what was missing. */
+static int pick_auto(struct apr_engine *e)
+{
+	char err[200];
+
+	e->backend = &apr_cpu_backend;
+	if (access("/dev/nvidiactl", F_OK) != 0) {
+		snprintf(e->info.why, sizeof e->info.why, "auto: no NVIDIA device here, so the CPU");
+		return 0;
+	}
+	if (!apr_module_open(&e->backend, 0, err, sizeof err)) {
+		snprintf(e->info.why, sizeof e->info.why, "auto: an NVIDIA device is here");
+		return 0;
+	}
+	e->info.fell_back = true;
+	snprintf(e->info.why, sizeof e->info.why, "auto: an NVIDIA device is here, but %s, so the CPU", err);
+	return 0;
+}
+
 static int pick_backend(struct apr_engine *e, char *err, size_t errlen)
 {
 	const char *name = e->cfg.backend ? e->cfg.backend : "auto";
+	unsigned long n = 0;
+	char why[200], *end;
+	int rc;
 
 	if (!strcmp(name, "cpu")) {
 		e->backend = &apr_cpu_backend;
 		return 0;
 	}
-	if (!strcmp(name, "cuda") || !strncmp(name, "cuda:", 5))
-		return apr_engine_fail(-ENODEV, err, errlen, "backend %s: this build has no CUDA module (libaprd-cuda.so)", name);
-	if (strcmp(name, "auto") != 0)
+	if (!strcmp(name, "auto"))
+		return pick_auto(e);
+	if (strcmp(name, "cuda") != 0 && strncmp(name, "cuda:", 5) != 0)
 		return apr_engine_fail(-EINVAL, err, errlen, "backend %s: not one of auto, cpu, cuda[:N]", name);
-	e->backend = &apr_cpu_backend;
-	e->info.fell_back = access("/dev/nvidiactl", F_OK) == 0;
-	snprintf(e->info.why, sizeof e->info.why, "auto: %s, so the CPU",
-	         e->info.fell_back ? "an NVIDIA device is here, but this build has no CUDA module (libaprd-cuda.so)"
-	                           : "no NVIDIA device here");
-	return 0;
+	if (name[4]) {
+		errno = 0;
+		n = strtoul(name + 5, &end, 10);
+		if (name[5] < '0' || name[5] > '9' || *end || errno || n > 1023)
+			return apr_engine_fail(-EINVAL, err, errlen, "backend %s: what follows cuda: is not a device number", name);
+	}
+	e->device = (uint32_t)n;
+	rc = apr_module_open(&e->backend, e->device, why, sizeof why);
+	return rc ? apr_engine_fail(rc, err, errlen, "backend %s: %s", name, why) : 0;
 }
 
 static void pass_log(void *arg, int level, const char *line)
@@ -84,7 +109,8 @@ static void pass_log(void *arg, int level, const char *line)
 
 static int open_backend(struct apr_engine *e, char *err, size_t errlen)
 {
-	struct apr_backend_config bc = {.threads = e->cfg.threads, .memory = e->cfg.gpu_mem, .log = pass_log, .log_arg = e};
+	struct apr_backend_config bc = {.threads = e->cfg.threads, .device = e->device, .memory = e->cfg.gpu_mem, .log = pass_log,
+	                                .log_arg = e};
 	int rc;
 
 	e->notify_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

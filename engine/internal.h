@@ -22,6 +22,7 @@ struct apr_engine {
 	char *backend_name, *route_name, *kv_name, *cache_dir;
 	const struct apr_backend *backend;
 	struct apr_backend_ctx *ctx;
+	uint32_t device; /* ordinal, of a backend that has several */
 	struct apr_engine_info info;
 	int notify_fd;
 	pthread_mutex_t lock;     /* guards loaded's links alone: readers walk it from any thread */
@@ -94,6 +95,10 @@ int apr_stepper_new(struct apr_loaded *m);
 void apr_stepper_free(struct apr_loaded *m);
 void apr_stepper_settle(struct apr_loaded *m); /* waits for the step in flight and forgets its records */
 void apr_stepper_forget(struct apr_loaded *m, const struct apr_seq *s); /* drops its records not yet handed out */
+
+/* engine/module.c: finds libaprd-cuda.so, checks that it is of this build and can drive that device. The module stays
+ * loaded until the process ends. -ENODEV, -ENOTSUP with err saying why. */
+int apr_module_open(const struct apr_backend **out, uint32_t device, char *err, size_t errlen);
 
 /* engine/numerics.c */
 void apr_numerics(const struct apr_loaded *m, uint8_t out[32]);

@@ -26,6 +26,7 @@ void apr_numerics(const struct apr_loaded *m, uint8_t out[32])
 	static const char *const kv_name[] = {"f16", "f32", "bf16"};
 	const uint32_t chunks[2] = {APR_KV_PAGE, APR_KV_SEGMENT}; /* of keys; a projection is one chain over K */
 	const char *kv = kv_name[m->sizes.kv_type];
+	const char *id = m->engine->backend->identity ? m->engine->backend->identity(m->engine->ctx) : NULL;
 	struct apr_hash h;
 
 	apr_hash_init(&h);
@@ -35,5 +36,7 @@ void apr_numerics(const struct apr_loaded *m, uint8_t out[32])
 	field(&h, "route", m->route->name, strlen(m->route->name));
 	field(&h, "chunks", chunks, sizeof chunks);
 	field(&h, "kv", kv, strlen(kv));
+	if (id)
+		field(&h, "backend identity", id, strlen(id));
 	apr_hash_final(&h, out);
 }

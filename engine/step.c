@@ -4,7 +4,8 @@
  *
  * Owns: the descriptor of the step in flight, the records of a finished one. Does
  * not own which sequences run (the caller's choice) nor their state (seq.c). On
- * the CPU prompt and generated rows share one arithmetic, so a step is one batch.
+ * the CPU prompt and generated rows share one arithmetic, so a step is one batch; a
+ * backend with two is told each row's kind and divides the step itself.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -28,6 +29,7 @@ struct apr_stepper {
 	struct part part[APR_MAX_SLOTS];
 	int32_t *tok;
 	uint32_t *pos, *slot, *out;
+	uint8_t *kind;
 	struct apr_draw *draws;
 	struct apr_table_update *updates;
 	struct apr_step step;
@@ -44,7 +46,7 @@ static uint64_t max_records(const struct apr_sizes *s)
 uint64_t apr_stepper_bytes(const struct apr_sizes *s)
 {
 	return sizeof(struct apr_stepper) +
-	       s->max_rows * (sizeof(int32_t) + 3 * sizeof(uint32_t) + sizeof(struct apr_draw)) +
+	       s->max_rows * (sizeof(int32_t) + 3 * sizeof(uint32_t) + sizeof(uint8_t) + sizeof(struct apr_draw)) +
 	       (uint64_t)APR_MAX_SLOTS * s->n_groups * sizeof(struct apr_table_update) + max_records(s) * sizeof(struct apr_record);
 }
 
@@ -61,10 +63,11 @@ int apr_stepper_new(struct apr_loaded *m)
 	st->pos = calloc(rows, sizeof *st->pos);
 	st->slot = calloc(rows, sizeof *st->slot);
 	st->out = calloc(rows, sizeof *st->out);
+	st->kind = calloc(rows, sizeof *st->kind);
 	st->draws = calloc(rows, sizeof *st->draws);
 	st->updates = calloc((size_t)APR_MAX_SLOTS * m->sizes.n_groups, sizeof *st->updates);
 	st->records = calloc(max_records(&m->sizes), sizeof *st->records);
-	if (st->tok && st->pos && st->slot && st->out && st->draws && st->updates && st->records)
+	if (st->tok && st->pos && st->slot && st->out && st->kind && st->draws && st->updates && st->records)
 		return 0;
 	apr_stepper_free(m);
 	return -ENOMEM;
@@ -78,6 +81,7 @@ void apr_stepper_free(struct apr_loaded *m)
 	free(st->pos);
 	free(st->slot);
 	free(st->out);
+	free(st->kind);
 	free(st->draws);
 	free(st->updates);
 	free(st->records);
@@ -180,6 +184,7 @@ static void add_part(struct apr_stepper *st, const struct apr_step_part *p)
 		st->tok[row] = (int32_t)s->ids[pos];
 		st->pos[row] = pos;
 		st->slot[row] = s->slot;
+		st->kind[row] = pos < s->n_prompt && !s->force_decode ? APR_ROW_PROMPT : APR_ROW_GENERATED;
 		if (apr_seq_wants_row(s, pos))
 			add_draw(st, s, row, pos);
 	}
@@ -200,7 +205,7 @@ int apr_step_submit(struct apr_loaded *m, const struct apr_step_part *parts, uin
 	if (rc)
 		return rc;
 	st->step = (struct apr_step){.tok = st->tok, .pos = st->pos, .slot = st->slot, .out = st->out, .draws = st->draws,
-	                             .updates = st->updates};
+	                             .updates = st->updates, .kind = st->kind};
 	st->n_parts = st->n_records = st->next_record = 0;
 	for (i = 0; i < n_parts; i++)
 		add_part(st, &parts[i]);

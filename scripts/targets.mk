@@ -26,8 +26,10 @@ demo: setup
 	@scripts/demo $(B)
 
 check-gpu: all tests
-	@if command -v nvidia-smi >/dev/null; then echo "check-gpu: the GPU backend is not built yet: 0 tests"; else \
-		echo "check-gpu: SKIPPED: no GPU here (no nvidia-smi)"; fi
+	@rc=0; for t in run_score tests/cuda/check_cuda; do \
+		if [ ! -x $(B)/$$t ]; then echo "check-gpu: SKIPPED: $$t: no nvcc here, so it was not built"; continue; fi; \
+		$(B)/$$t; case $$? in 0) ;; 77) echo "check-gpu: SKIPPED: $$t: no GPU here" ;; *) rc=1 ;; esac; \
+	done; exit $$rc
 
 bench: bench-ipc bench-short bench-wakeups bench-cpu
 # the peer is measured beside where scripts/get-peer has built it
@@ -52,12 +54,15 @@ install: all
 	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libaprclient.so
 	ln -sf libaprclient-ffi.so.0 $(DESTDIR)$(LIBDIR)/libaprclient-ffi.so
 	install -m 644 $(B)/libaprclient.a $(DESTDIR)$(LIBDIR)/
+	if [ -e $(B)/libaprd-cuda.so ]; then install -d $(DESTDIR)$(LIBDIR)/aprd && \
+		install -m 755 $(B)/libaprd-cuda.so $(DESTDIR)$(LIBDIR)/aprd/; fi
 	install -m 644 $(wildcard shm/include/apr/*.h client/include/apr/*.h) $(DESTDIR)$(INCLUDEDIR)/apr/
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|; s|@VERSION@|$(VERSION)|' client/libaprclient.pc.in \
 		>$(DESTDIR)$(LIBDIR)/pkgconfig/libaprclient.pc
 	for page in man/*.[1-9]; do s=$${page##*.}; install -d $(DESTDIR)$(MANDIR)/man$$s; cp -P $$page $(DESTDIR)$(MANDIR)/man$$s/; done
 uninstall:
 	rm -f $(DESTDIR)$(SBINDIR)/aprd $(DESTDIR)$(BINDIR)/aprctl $(DESTDIR)$(BINDIR)/apr-fake-daemon
+	rm -f $(DESTDIR)$(LIBDIR)/aprd/libaprd-cuda.so
 	rm -f $(DESTDIR)$(LIBDIR)/libaprclient* $(DESTDIR)$(LIBDIR)/pkgconfig/libaprclient.pc
 	rm -f $(patsubst man/%,$(DESTDIR)$(MANDIR)/man*/%,$(wildcard man/*.[1-9]))
 	rm -rf $(DESTDIR)$(INCLUDEDIR)/apr

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of the CUDA backend share.
+ *
+ * Owns: the structs behind engine/backend.h's opaque names, the layout of what a
+ * pass reads on the device, the order of the plan's lines. Does not own the ops'
+ * arithmetic (kernels/cuda).
+ *
+ * A step becomes passes on one stream: the prompt rows through one prefill graph,
+ * then generated rows through decode graphs of at most 64 rows, each followed by
+ * head graphs of at most 64 wanted rows. A pass is: one copy of its rows from
+ * pinned memory to the fixed address that the graph reads, then the graph. The
+ * step's last launch stores its number into pinned memory (mark.cu); one thread
+ * watches for it. Nothing waits on the device between load and unload but fence.
+ */
+#ifndef APR_GRAPHS_GRAPHS_H
+#define APR_GRAPHS_GRAPHS_H
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/backend.h"
+#include "kernels/cuda/ops_cuda.h"
+
+#define WORKSPACE_BYTES (UINT64_C(32) << 20)
+#define MAX_BUCKETS 16u
+#define MAX_GEMMS 512u
+
+struct mat { /* struct apr_mat first: ops get its address */
+	struct apr_mat m;
+	const void *f16; /* n_out × n_in in the file's order (gate's rows, then up's) */
+};
+struct layer_mats {
+	struct mat wq, wk, wv, wo, up, down; /* up: gate and up as one where there is a gate */
+};
+
+/* ---- what a pass reads, at fixed device addresses and in pinned slots of the same shape ---- */
+
+struct rows_at {
+	void *base;
+	uint32_t *n, *n_tiles;
+	int32_t *tok;
+	uint32_t *pos, *slot;
+	struct apr_cuda_attn_tile *tiles;
+	uint64_t bytes;
+};
+/* Places the block of `rows` rows and `tiles` tiles at base (which may be NULL: sizes alone). */
+void rows_place(struct rows_at *r, void *base, uint32_t rows, uint32_t tiles);
+
+struct head_block {
+	uint32_t n_out, step, unused[14];
+	uint32_t out[APR_HEAD_ROWS];
+	struct apr_cuda_draw draws[APR_HEAD_ROWS];
+};
+
+struct device_step { /* the line "step rows" */
+	struct rows_at prefill, decode;
+	struct head_block *head;
+	struct apr_cuda_record *records; /* [APR_HEAD_ROWS] */
+	struct apr_cuda_top *tops;
+	uint8_t *lists; /* biases and seen ids of the step's draws */
+};
+struct pinned_step { /* the line "step staging" */
+	uint32_t *mark; /* number of the last step that ended */
+	struct rows_at prefill, *decode; /* decode[n_decode] */
+	struct head_block *head;         /* [n_head] */
+	struct apr_cuda_record *records; /* [max_rows], in the order of passes */
+	struct apr_cuda_top *tops;
+	uint32_t *draw_of;               /* [max_rows]: which draw of the step a record is */
+	uint32_t *place;                 /* [max_rows]: a row's place among its kind */
+	uint32_t *table;                 /* mirror of the page tables */
+	struct apr_sample_result *results;
+	uint8_t *lists;
+};
+
+struct bucket {
+	uint32_t rows;
+	cudaGraphExec_t exec;
+	uint64_t replays;
+};
+struct bucket_set {
+	struct bucket b[MAX_BUCKETS];
+	uint32_t n;
+};
+
+struct gemm { /* an algorithm for one shape, chosen before capture */
+	uint32_t n, k, rows;
+	cublasLtMatmulAlgo_t algo;
+};
+
+struct apr_backend_ctx {
+	struct apr_backend_config cfg;
+	int device, sms;
+	char identity[480];
+	cudaStream_t compute, setup; /* setup: uploads, repacking, recording */
+	cublasLtHandle_t lt;
+	pthread_t thread; /* watches for marks */
+	pthread_mutex_t lock; /* guards queue, stop */
+	pthread_cond_t wake, idle;
+	struct apr_backend_model *queue, **queue_tail; /* steps not seen to end, in order */
+	bool stop;
+	/* first error of the device, which is of no use after it; set by whoever meets it. It orders nothing. */
+	_Atomic int sticky;
+};
+
+struct apr_backend_model {
+	struct apr_backend_ctx *ctx;
+	struct apr_backend_model *next;
+	struct apr_sizes sizes;
+	uint32_t n_layers;
+	struct layer_mats *mats;
+	struct mat tok_embd, output;
+	struct apr_layer_weights *layers;
+
+	/* where things are, from the plan */
+	struct device_step dev;
+	struct pinned_step pin;
+	uint32_t *table;      /* device page tables: all groups', as the engine laid them */
+	uint64_t lists_bytes;
+	uint32_t n_decode, n_head; /* pinned slots */
+	void *gemm_in, *gemm_out, *scratch, *workspace;
+	float *row_scale;
+	uint64_t gemm_out_floats, gemm_in_bytes, scratch_bytes;
+
+	struct bucket_set prefill, decode, head;
+	struct gemm *gemms;
+	uint32_t n_gemms, other_algos;
+
+	/* a step */
+	const struct apr_step *step;
+	uint32_t number, n_records;
+	bool has_tops;
+	int failed; /* of the step; written by the watcher before state */
+	/* RUNNING by submit, DONE with release by the watcher: pairs with the acquire in poll, after which records reads. */
+	_Atomic int state;
+};
+
+/* ---- small things ------------------------------------------------------------------ */
+
+static inline uint64_t round_up(uint64_t n, uint64_t to)
+{
+	return (n + to - 1) / to * to;
+}
+/* Fills err (which may be NULL) and is rc. */
+__attribute__((format(printf, 4, 5))) int graphs_fail(int rc, char *err, size_t errlen, const char *fmt, ...);
+__attribute__((format(printf, 3, 4))) void graphs_log(const struct apr_backend_ctx *c, int level, const char *fmt, ...);
+/* A CUDA error as -errno, kept in c->sticky; err says what could not be done. */
+int graphs_cuda(struct apr_backend_ctx *c, cudaError_t rc, const char *what, char *err, size_t errlen);
+
+/* ---- weights.c --------------------------------------------------------------------- */
+
+int graphs_need(struct apr_backend_ctx *c, const struct apr_model *m, const struct apr_sizes *s, bool have_cache,
+                struct apr_plan *plan);
+int graphs_load(struct apr_backend_ctx *c, const struct apr_backend_load *in, struct apr_backend_model **out, char *err,
+                size_t errlen);
+void graphs_unload(struct apr_backend_model *m);
+/* Widths that the matrices have and the kernels can read, else -ENOTSUP */
+int graphs_bad_mat(const struct apr_mat *m, const char *what, char *err, size_t errlen);
+
+/* ---- gemm.c ------------------------------------------------------------------------ */
+
+/* out[rows][n] F32 = in[rows][k] F16 · w[n][k]ᵀ F16, FP32 accumulation, no split-K. choose: also look for the
+ * algorithm (not while capturing). */
+int graphs_gemm(struct apr_backend_model *m, cudaStream_t stream, const void *w, uint32_t n, uint32_t k, uint32_t rows,
+                const void *in, float *out, bool choose);
+
+/* ---- record.c ---------------------------------------------------------------------- */
+
+int graphs_record(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_t bucket, apr_build_fn build, void *arg,
+                  char *err, size_t errlen);
+int graphs_supports(struct apr_backend_ctx *c, enum apr_op_kind kind, const void *args, uint8_t route_id, char *err,
+                    size_t errlen);
+void graphs_forget(struct apr_backend_model *m); /* destroys what was recorded */
+static inline uint32_t tiles_of(uint32_t rows)
+{
+	return (rows + 63) / 64 + APR_MAX_SLOTS - 1; /* tiles never span sequences */
+}
+
+/* ---- step.c ------------------------------------------------------------------------ */
+
+int graphs_submit(struct apr_backend_model *m, const struct apr_step *step);
+enum apr_step_state graphs_poll(struct apr_backend_model *m);
+int graphs_records(struct apr_backend_model *m, const struct apr_sample_result **out);
+void graphs_fence(struct apr_backend_model *m);
+void *graphs_watch(void *ctx); /* the watching thread */
+
+/* ---- mark.cu ----------------------------------------------------------------------- */
+
+#ifdef __cplusplus
+extern "C"
+#endif
+int apr_graphs_mark(cudaStream_t stream, uint32_t *mark, uint32_t number);
+
+#endif

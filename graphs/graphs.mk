@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+# The CUDA backend's module. Included after kernels/cuda/cuda.mk, so only where nvcc is found.
+#
+#   make cuda         libaprd-cuda.so beside the programs, and run_score
+#   make check-gpu    run_score over small random models, then the kernels' own checks
+
+CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+GRAPHS_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(sort $(wildcard graphs/*.c))) \
+	$(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard graphs/*.cu)))
+CUDA_MODULE := $(B)/libaprd-cuda.so
+RUN_SCORE := $(B)/run_score
+
+$(B)/obj/graphs/%.o: CPPFLAGS_ALL += -isystem $(CUDA_HOME)/include
+
+# What decides an answer's bits here, hashed as the engine's objects are.
+$(B)/gen/cuda_build_id.c: $(GRAPHS_OBJ) $(CUDA_OBJ) scripts/build-id
+	@mkdir -p $(@D)
+	@scripts/build-id $(filter %.o,$^) >$@
+$(B)/gen/cuda_build_id.o: $(B)/gen/cuda_build_id.c
+	$(Q)$(CC) -std=gnu11 -fPIC -c -o $@ $<
+
+# The runtime is linked statically; cuBLASLt is found where the toolkit or the system has it.
+$(CUDA_MODULE): $(GRAPHS_OBJ) $(B)/gen/cuda_build_id.o $(B)/libkernels-cuda.a graphs/libaprd-cuda.map
+	$(call say,LINK)
+	$(Q)$(NVCC) -shared -cudart static -Xcompiler -static-libstdc++,-static-libgcc \
+		-Xlinker --version-script=graphs/libaprd-cuda.map,-z,defs,-rpath,$(CUDA_HOME)/lib64,-rpath,/usr/local/cuda/lib64 \
+		-o $@ $(filter %.o %.a,$^) -L$(CUDA_HOME)/lib64 -lcublasLt -lpthread
+
+# Stands on libc alone, so that it runs on a machine with a GPU and without the daemon's libraries.
+$(RUN_SCORE): $(B)/obj/tests/graphs/run_score.o $(B)/libtestsupport.a $(B)/libengine.a $(B)/libkernels.a $(B)/libmodel.a
+	$(call say,LINK)
+	$(Q)$(CC) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDFLAGS_ALL) \
+		-Wl,-Bstatic -lutf8proc -ljansson -Wl,-Bdynamic -ldl -lm
+
+cuda: $(CUDA_MODULE) $(RUN_SCORE)
+check-gpu: cuda

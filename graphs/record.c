@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The forward pass as CUDA graphs: one a bucket of prefill rows, of decode rows, of
+ * wanted rows.
+ *
+ * Owns: which launches an op becomes in either arithmetic, capture, the check of
+ * what was captured. Each bucket runs once eagerly over no rows before capture:
+ * that loads the kernels and chooses cuBLASLt's algorithms outside of it.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "graphs/graphs.h"
+
+struct recorder {
+	struct apr_backend_model *m;
+	enum apr_graph_kind kind;
+	struct apr_cuda_launch l;
+	bool choose;       /* eager: algorithms may be looked for */
+	uint32_t n_calls;
+	struct apr_op_head head;
+	bool has_head;
+	char why[160];
+};
+
+/* ---- refusals ------------------------------------------------------------------------- */
+
+int graphs_supports(struct apr_backend_ctx *c, enum apr_op_kind kind, const void *args, uint8_t route_id, char *err,
+                    size_t errlen)
+{
+	const struct apr_op_attn_in *ai = args;
+	const struct apr_op_ffn_in *fi = args;
+	int rc;
+
+	(void)c;
+	(void)route_id; /* there is one */
+	switch (kind) {
+	case APR_OP_EMBED:
+		return graphs_bad_mat(((const struct apr_op_embed *)args)->w, "token_embd", err, errlen);
+	case APR_OP_ATTN_IN:
+		rc = graphs_bad_mat(ai->wq, "attn_q", err, errlen);
+		rc = rc ? rc : graphs_bad_mat(ai->wk, "attn_k", err, errlen);
+		return rc ? rc : graphs_bad_mat(ai->wv, "attn_v", err, errlen);
+	case APR_OP_ATTN:
+		return 0;
+	case APR_OP_PROJ:
+		return graphs_bad_mat(((const struct apr_op_proj *)args)->w, "weight", err, errlen);
+	case APR_OP_FFN_IN:
+		if (fi->gate && fi->gate != fi->up)
+			return graphs_fail(-ENOTSUP, err, errlen, "ffn_gate and ffn_up are not one matrix");
+		return graphs_bad_mat(fi->up, "ffn_up", err, errlen);
+	case APR_OP_HEAD:
+		return graphs_bad_mat(((const struct apr_op_head *)args)->w, "output", err, errlen);
+	}
+	return graphs_fail(-ENOTSUP, err, errlen, "unknown op %u", (unsigned)kind);
+}
+
+static int checked(struct recorder *r, enum apr_op_kind kind, const void *args)
+{
+	r->n_calls++;
+	return graphs_supports(r->m->ctx, kind, args, 0, r->why, sizeof r->why);
+}
+
+/* ---- ops of a prompt -------------------------------------------------------------------- */
+
+static struct apr_cuda_gemm_in gemm_in(const struct recorder *r)
+{
+	return (struct apr_cuda_gemm_in){.real = APR_REAL_F16, .rows = r->m->gemm_in, .row_scale = r->m->row_scale,
+	                                 .padded = (uint32_t)round_up(r->l.bucket, 16)};
+}
+
+/* w's F16 rows, n of them, times what gemm_in holds */
+static int product(struct recorder *r, const struct apr_mat *w, uint32_t n, float *out)
+{
+	const struct mat *m = (const struct mat *)(const void *)w;
+
+	if (!m->f16 || (uint64_t)round_up(r->l.bucket, 16) * w->n_in * 2 > r->m->gemm_in_bytes)
+		return -EINVAL;
+	return graphs_gemm(r->m, r->l.stream, m->f16, n, w->n_in, r->l.bucket, r->m->gemm_in, out, r->choose);
+}
+
+static int prompt_attn_in(struct recorder *r, const struct apr_op_attn_in *a)
+{
+	struct apr_cuda_gemm_in in = gemm_in(r);
+	uint32_t n_q = a->wq->n_out, n_k = a->wk->n_out, all = n_q + n_k + a->wv->n_out;
+	float *out = r->m->gemm_out;
+	int rc;
+
+	if ((uint64_t)all * r->l.bucket > r->m->gemm_out_floats)
+		return -EINVAL;
+	rc = apr_cuda_prefill_norm(&r->l, a->x, a->y, a->x_out, a->post, a->norm, a->n_embd, &in);
+	if (!rc)
+		rc = product(r, a->wq, all, out); /* k's and v's rows follow q's */
+	return rc ? rc : apr_cuda_prefill_heads(&r->l, a, out, all, out + n_q, all, out + n_q + n_k, all, in.row_scale);
+}
+
+static int prompt_proj(struct recorder *r, const struct apr_op_proj *a)
+{
+	struct apr_cuda_gemm_in in = gemm_in(r);
+	int rc = apr_cuda_prefill_convert(&r->l, a->in, a->n_in, &in);
+
+	if (!rc)
+		rc = product(r, a->w, a->n_out, a->y);
+	return rc ? rc : apr_cuda_prefill_finish(&r->l, a->y, a->n_out, in.row_scale, a->bias);
+}
+
+static int prompt_ffn_in(struct recorder *r, const struct apr_op_ffn_in *a)
+{
+	struct apr_cuda_gemm_in in = gemm_in(r);
+	uint32_t ld = a->gate ? 2 * a->n_ff : a->n_ff;
+	float *out = r->m->gemm_out;
+	int rc;
+
+	if ((uint64_t)ld * r->l.bucket > r->m->gemm_out_floats)
+		return -EINVAL;
+	rc = apr_cuda_prefill_norm(&r->l, a->x, a->y, a->x_out, a->post, a->norm, a->n_embd, &in);
+	if (!rc)
+		rc = product(r, a->up, ld, out);
+	return rc ? rc : apr_cuda_prefill_act(&r->l, a->act, a->gate ? out : NULL, a->gate ? out + a->n_ff : out, ld, a->a,
+	                                      a->n_ff, in.row_scale);
+}
+
+/* ---- ops ----------------------------------------------------------------------------------- */
+
+static int rec_embed(void *ctx, const struct apr_op_embed *a)
+{
+	struct recorder *r = ctx;
+	int rc = checked(r, APR_OP_EMBED, a);
+
+	return rc ? rc : apr_cuda_embed(&r->l, a);
+}
+static int rec_attn_in(void *ctx, const struct apr_op_attn_in *a)
+{
+	struct recorder *r = ctx;
+	int rc = checked(r, APR_OP_ATTN_IN, a);
+
+	if (rc)
+		return rc;
+	return r->kind == APR_GRAPH_PREFILL ? prompt_attn_in(r, a) : apr_cuda_decode_attn_in(&r->l, a);
+}
+static int rec_attn(void *ctx, const struct apr_op_attn *a)
+{
+	struct recorder *r = ctx;
+	const struct rows_at *p = &r->m->dev.prefill;
+	int rc = checked(r, APR_OP_ATTN, a);
+
+	if (rc)
+		return rc;
+	if (r->kind == APR_GRAPH_PREFILL)
+		return apr_cuda_prefill_attn(&r->l, a, p->tiles, p->n_tiles, tiles_of(r->l.bucket));
+	return apr_cuda_decode_attn(&r->l, a);
+}
+static int rec_proj(void *ctx, const struct apr_op_proj *a)
+{
+	struct recorder *r = ctx;
+	int rc = checked(r, APR_OP_PROJ, a);
+
+	if (rc)
+		return rc;
+	return r->kind == APR_GRAPH_PREFILL ? prompt_proj(r, a) : apr_cuda_decode_proj(&r->l, a);
+}
+static int rec_ffn_in(void *ctx, const struct apr_op_ffn_in *a)
+{
+	struct recorder *r = ctx;
+	int rc = checked(r, APR_OP_FFN_IN, a);
+
+	if (rc)
+		return rc;
+	return r->kind == APR_GRAPH_PREFILL ? prompt_ffn_in(r, a) : apr_cuda_decode_ffn_in(&r->l, a);
+}
+static int rec_head(void *ctx, const struct apr_op_head *a) /* a graph of its own */
+{
+	struct recorder *r = ctx;
+	int rc = checked(r, APR_OP_HEAD, a);
+
+	r->head = *a;
+	r->has_head = !rc;
+	return rc;
+}
+
+/* ---- capture ---------------------------------------------------------------------------------- */
+
+struct job { /* what one bucket runs */
+	struct recorder *r;
+	apr_build_fn build; /* NULL: head and sampling */
+	void *arg;
+};
+
+static int run_head(struct recorder *r)
+{
+	struct apr_backend_model *m = r->m;
+	int rc = apr_cuda_decode_head(&r->l, &r->head);
+
+	return rc ? rc : apr_cuda_sample(&r->l, r->head.logits, m->sizes.n_real, r->head.n_vocab, m->dev.head->draws,
+	                                 &m->dev.head->n_out, &m->dev.head->step, m->dev.records, m->dev.tops);
+}
+
+static int run_job(const struct job *j)
+{
+	const struct apr_ops ops = {.ctx = j->r, .embed = rec_embed, .attn_in = rec_attn_in, .attn = rec_attn,
+	                            .proj = rec_proj, .ffn_in = rec_ffn_in, .head = rec_head};
+
+	j->r->n_calls = 0;
+	j->r->has_head = j->r->has_head && !j->build;
+	return j->build ? j->build(j->arg, &ops) : run_head(j->r);
+}
+
+static const char *where(char *buf, size_t len, const struct job *j)
+{
+	static const char *const op[5] = {"attn_in", "attn", "attn_output", "ffn_in", "ffn_down"};
+	uint32_t n = j->r->n_calls;
+
+	if (!j->build)
+		snprintf(buf, len, "output and sampling");
+	else if (n <= 1)
+		snprintf(buf, len, "embed");
+	else
+		snprintf(buf, len, "blk.%u %s", (n - 2) / 5, op[(n - 2) % 5]);
+	return buf;
+}
+
+/* Kernels, copies and fills alone: nothing that allocates, calls the host or waits for it. */
+static int check_nodes(cudaGraph_t g, char *err, size_t errlen)
+{
+	static cudaGraphNode_t node[8192]; /* recording is on one thread at a time */
+	size_t n = 0, i;
+
+	if (cudaGraphGetNodes(g, NULL, &n) || n > sizeof node / sizeof *node || cudaGraphGetNodes(g, node, &n))
+		return graphs_fail(-EIO, err, errlen, "a graph of %zu nodes cannot be checked", n);
+	for (i = 0; i < n; i++) {
+		enum cudaGraphNodeType t;
+
+		if (cudaGraphNodeGetType(node[i], &t))
+			return graphs_fail(-EIO, err, errlen, "a graph's node has no type");
+		if (t != cudaGraphNodeTypeKernel && t != cudaGraphNodeTypeMemcpy && t != cudaGraphNodeTypeMemset &&
+		    t != cudaGraphNodeTypeEmpty)
+			return graphs_fail(-EIO, err, errlen, "a node of type %d was captured", (int)t);
+	}
+	return 0;
+}
+
+static int capture(const struct job *j, cudaGraphExec_t *exec, char *err, size_t errlen)
+{
+	struct apr_backend_ctx *c = j->r->m->ctx;
+	cudaGraph_t g = NULL;
+	char at[32];
+	cudaError_t ce = cudaStreamBeginCapture(c->setup, cudaStreamCaptureModeThreadLocal);
+	int rc = graphs_cuda(c, ce, "capture", err, errlen), end;
+
+	if (rc)
+		return rc;
+	rc = run_job(j);
+	if (rc)
+		graphs_fail(rc, err, errlen, "capture of %s: %s", where(at, sizeof at, j), strerror(-rc));
+	ce = cudaStreamEndCapture(c->setup, &g);
+	end = graphs_cuda(c, ce, "the end of capture", rc ? NULL : err, errlen);
+	rc = rc ? rc : end;
+	if (!rc)
+		rc = check_nodes(g, err, errlen);
+	if (!rc)
+		rc = graphs_cuda(c, cudaGraphInstantiate(exec, g, 0), "instantiating a graph", err, errlen);
+	if (!rc)
+		rc = graphs_cuda(c, cudaGraphUpload(*exec, c->setup), "uploading a graph", err, errlen);
+	if (g)
+		cudaGraphDestroy(g);
+	return rc;
+}
+
+/* Eagerly over no rows, then captured. */
+static int record_one(const struct job *j, struct bucket_set *set, uint32_t rows, char *err, size_t errlen)
+{
+	struct apr_backend_ctx *c = j->r->m->ctx;
+	struct bucket *b = &set->b[set->n];
+	char at[32];
+	int rc;
+
+	if (set->n == MAX_BUCKETS)
+		return graphs_fail(-E2BIG, err, errlen, "too many buckets");
+	j->r->l.bucket = rows;
+	j->r->choose = true;
+	rc = run_job(j);
+	if (rc) {
+		cudaError_t ce = cudaGetLastError();
+
+		return graphs_fail(rc, err, errlen, "%s, %u rows: %s", where(at, sizeof at, j), rows,
+		                   j->r->why[0]        ? j->r->why
+		                   : rc == -ENOTSUP    ? "the cuda backend has no kernel for this shape"
+		                   : ce != cudaSuccess ? cudaGetErrorString(ce)
+		                                       : strerror(-rc));
+	}
+	rc = graphs_cuda(c, cudaStreamSynchronize(c->setup), "the first run of a bucket", err, errlen);
+	j->r->choose = false;
+	if (!rc)
+		rc = capture(j, &b->exec, err, errlen);
+	if (rc) {
+		if (b->exec)
+			cudaGraphExecDestroy(b->exec);
+		b->exec = NULL;
+		return rc;
+	}
+	b->rows = rows;
+	set->n++;
+	return 0;
+}
+
+static struct apr_cuda_rows rows_of(const struct rows_at *r)
+{
+	return (struct apr_cuda_rows){.n = r->n, .n_out = r->n, .tok = r->tok, .pos = r->pos, .slot = r->slot};
+}
+
+static int record_prefill(struct job *j, char *err, size_t errlen)
+{
+	static const uint32_t size[] = {64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048};
+	struct apr_backend_model *m = j->r->m;
+	uint32_t i;
+	int rc = 0;
+
+	j->r->kind = APR_GRAPH_PREFILL;
+	j->r->l.rows = rows_of(&m->dev.prefill);
+	j->r->l.pdl = false; /* the products between do not take part */
+	for (i = 0; i < sizeof size / sizeof *size && size[i] < m->sizes.max_rows && !rc; i++)
+		rc = record_one(j, &m->prefill, size[i], err, errlen);
+	return rc ? rc : record_one(j, &m->prefill, m->sizes.max_rows, err, errlen);
+}
+
+static int record_decode(struct job *j, struct bucket_set *set, char *err, size_t errlen)
+{
+	uint32_t rows;
+	int rc = 0;
+
+	j->r->kind = APR_GRAPH_DECODE;
+	j->r->l.pdl = true;
+	for (rows = 1; rows <= APR_CUDA_DECODE_ROWS && !rc; rows *= 2)
+		rc = record_one(j, set, rows, err, errlen);
+	return rc;
+}
+
+int graphs_record(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_t bucket, apr_build_fn build, void *arg,
+                  char *err, size_t errlen)
+{
+	struct apr_backend_ctx *c = m->ctx;
+	struct recorder r = {.m = m, .l = {.stream = c->setup, .sms = (uint32_t)c->sms, .scratch = m->scratch,
+	                                   .scratch_bytes = m->scratch_bytes}};
+	struct job j = {.r = &r, .build = build, .arg = arg};
+	size_t before = 0, after = 0, all;
+	int rc;
+
+	if (kind != APR_GRAPH_STEP || bucket)
+		return graphs_fail(-EINVAL, err, errlen, "the cuda backend records all buckets of a model at once");
+	rc = graphs_cuda(c, cudaSetDevice(c->device), "the device", err, errlen);
+	if (rc)
+		return rc;
+	graphs_forget(m);
+	(void)cudaMemGetInfo(&before, &all);
+	rc = record_prefill(&j, err, errlen);
+	r.l.rows = rows_of(&m->dev.decode);
+	if (!rc)
+		rc = record_decode(&j, &m->decode, err, errlen);
+	if (!rc && !r.has_head)
+		rc = graphs_fail(-EINVAL, err, errlen, "a forward pass must end in its head");
+	j.build = NULL;
+	r.l.rows = (struct apr_cuda_rows){.n = &m->dev.head->n_out, .n_out = &m->dev.head->n_out, .out = m->dev.head->out};
+	if (!rc)
+		rc = record_decode(&j, &m->head, err, errlen);
+	if (!rc)
+		rc = graphs_cuda(c, cudaStreamSynchronize(c->setup), "uploading graphs", err, errlen);
+	if (rc)
+		return rc;
+	(void)cudaMemGetInfo(&after, &all);
+	graphs_log(c, 1, "recorded %u graphs of prompt rows, %u of generated rows, %u of wanted rows: %zu MiB beside the plan",
+	           m->prefill.n, m->decode.n, m->head.n, before > after ? (before - after) >> 20 : 0);
+	return 0;
+}
+
+static void forget_set(struct bucket_set *s)
+{
+	uint32_t i;
+
+	for (i = 0; i < s->n; i++)
+		cudaGraphExecDestroy(s->b[i].exec);
+	s->n = 0;
+}
+
+void graphs_forget(struct apr_backend_model *m)
+{
+	forget_set(&m->prefill);
+	forget_set(&m->decode);
+	forget_set(&m->head);
+}

@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The CUDA backend against the CPU's f32 route and against golden files, on a
+ * machine that has a GPU and little else: no daemon, no sockets, no packages.
+ *
+ *   run_score                   small random models: score and score --step within the bars of
+ *                               the CPU's, equal bits in a crowd, in chunks and after preemption
+ *   run_score -m NAME           one of them
+ *   run_score MODEL GOLDEN...   a model file against golden files: both scores, greedy text
+ *
+ * Exit: 0; 1 where a bar was missed; 77 where there is no module or no device, loudly.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/types.h"
+#include "tests/support/drive.h"
+#include "tests/support/gguf_writer.h"
+
+#define MEAN_BAR 0.015
+#define MAX_BAR 0.1
+#define SCORED 300u
+
+static unsigned n_checks, n_missed;
+
+static void check(int ok, const char *what, const char *which)
+{
+	n_checks++;
+	if (ok)
+		return;
+	n_missed++;
+	printf("  MISSED: %s: %s\n", which, what);
+}
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void say(void *arg, enum apr_log_level level, const char *line)
+{
+	(void)arg;
+	if (level >= APR_LOG_INFO)
+		printf("    log: %s\n", line);
+}
+
+static struct apr_engine_config config(const char *backend, const char *route, uint32_t n_ctx)
+{
+	struct apr_engine_config cfg = drive_config(route, n_ctx, 0);
+
+	cfg.backend = backend;
+	cfg.log = say;
+	return cfg;
+}
+
+struct errors {
+	double sum, max;
+	unsigned n;
+};
+
+static void add_error(struct errors *e, double d)
+{
+	e->sum += d;
+	e->n++;
+	if (!(d <= e->max))
+		e->max = d;
+}
+
+static void check_errors(const struct errors *e, const char *what, const char *which)
+{
+	printf("  %-28s %-14s mean %.5f max %.5f of %u\n", which, what, e->n ? e->sum / e->n : 0.0, e->max, e->n);
+	check(e->n > 0 && e->sum / e->n <= MEAN_BAR && e->max <= MAX_BAR, what, which);
+}
+
+/* ---- small random models ------------------------------------------------------------- */
+
+static uint32_t ids[1024];
+
+static struct drive_job score_job(bool step, uint64_t scope)
+{
+	return (struct drive_job){.p = {.kind = APR_SEQ_SCORE, .ids = ids, .n_ids = SCORED, .n_top = 4, .force_decode = step,
+	                                .scope = scope}};
+}
+
+static struct drive_job gen_job(uint32_t n_prompt, uint32_t n, uint64_t seed, uint64_t scope)
+{
+	struct drive_job j = {.p = {.kind = APR_SEQ_GENERATE, .ids = ids, .n_ids = n_prompt, .max_tokens = n,
+	                            .sampling = drive_greedy(), .ignore_eos = true, .want_logprob = true, .n_top = 3,
+	                            .scope = scope}};
+
+	j.p.sampling.temperature = 0.9f;
+	j.p.sampling.top_k = 50;
+	j.p.sampling.repeat_penalty = 1.1f;
+	j.p.sampling.penalty_window = 64;
+	j.p.sampling.seed = seed;
+	return j;
+}
+
+static void run(struct apr_engine *e, struct apr_loaded *m, struct drive_job *jobs, uint32_t n, const char *which)
+{
+	check(drive_run(m, e, jobs, n) > 0, "the engine failed", which);
+}
+
+static void same(const struct drive_job *a, const struct drive_job *b, const char *what, const char *which)
+{
+	uint32_t i;
+
+	if (a->rc || b->rc || a->n_tok != b->n_tok || !a->n_tok) {
+		printf("  %s: %s: rc %d %d, %u and %u tokens\n", which, what, a->rc, b->rc, a->n_tok, b->n_tok);
+		check(0, what, which);
+		return;
+	}
+	for (i = 0; i < a->n_tok; i++) {
+		const struct drive_token *x = &a->tok[i], *y = &b->tok[i];
+
+		if (x->id == y->id && !memcmp(&x->logprob, &y->logprob, sizeof x->logprob) && x->n_top == y->n_top &&
+		    !memcmp(x->top_id, y->top_id, x->n_top * sizeof *x->top_id) &&
+		    !memcmp(x->top_logprob, y->top_logprob, x->n_top * sizeof *x->top_logprob))
+			continue;
+		printf("  %s: %s: token %u: %u %.9g against %u %.9g\n", which, what, i, x->id, (double)x->logprob, y->id,
+		       (double)y->logprob);
+		break;
+	}
+	check(i == a->n_tok, what, which);
+}
+
+static void against_cpu(const struct drive_job *gpu, const struct drive_job *cpu, const char *what, const char *which)
+{
+	struct errors e = {0};
+	uint32_t i;
+
+	check(gpu->rc == 0 && gpu->n_tok == cpu->n_tok, "as many positions", which);
+	for (i = 0; i < gpu->n_tok && i < cpu->n_tok; i++)
+		add_error(&e, fabs((double)gpu->tok[i].logprob - (double)cpu->tok[i].logprob));
+	check_errors(&e, what, which);
+}
+
+static void equal_bits(struct apr_engine *e, struct apr_loaded *m, const char *which)
+{
+	static const uint32_t chunk[] = {1, 63, 64, 65, 200};
+	struct drive_job want = gen_job(200, 40, 5, 100), jobs[12];
+	uint32_t i;
+	char what[48];
+
+	run(e, m, &want, 1, which);
+	for (i = 0; i < sizeof chunk / sizeof *chunk; i++) {
+		struct drive_job j = gen_job(200, 40, 5, 101 + i);
+
+		j.chunk = chunk[i];
+		run(e, m, &j, 1, which);
+		snprintf(what, sizeof what, "chunks of %u", chunk[i]);
+		same(&want, &j, what, which);
+		drive_done(&j, 1);
+	}
+	for (i = 0; i < 12; i++) {
+		jobs[i] = gen_job(17 + 41 * i, 20 + 9 * i, 100 + i, 200 + i);
+		jobs[i].start_step = i;
+	}
+	jobs[5] = gen_job(200, 40, 5, 205);
+	jobs[5].start_step = 3;
+	run(e, m, jobs, 12, which);
+	same(&want, &jobs[5], "among others", which);
+	drive_done(jobs, 12);
+	jobs[0] = gen_job(200, 40, 5, 300);
+	jobs[0].drop_every = 9;
+	run(e, m, jobs, 1, which);
+	same(&want, &jobs[0], "after preemption", which);
+	drive_done(jobs, 1);
+	jobs[0] = gen_job(200, 40, 5, 300); /* that one's pages */
+	run(e, m, jobs, 1, which);
+	check(jobs[0].n_cached == 192, "a prefix hit", which);
+	same(&want, &jobs[0], "warm cache", which);
+	drive_done(jobs, 1);
+	drive_done(&want, 1);
+}
+
+static void random_model(const char *dir, const char *which, const struct tiny_spec *spec)
+{
+	struct apr_engine_config cpu_cfg = config("cpu", "f32", 1024), cfg = config("cuda", NULL, 1024);
+	struct drive_job cpu = score_job(false, 1), gpu = cpu, step = score_job(true, 2), chunked = score_job(false, 3);
+	struct apr_engine *e;
+	struct apr_loaded *m;
+	char path[300], err[300] = "";
+	double t0;
+
+	snprintf(path, sizeof path, "%s/%s.gguf", dir, which);
+	check(apr_test_write_tiny_model(path, spec) == 0, "writing the model", which);
+	cpu_cfg.log = NULL;
+	if (drive_open(&cpu_cfg, path, &e, &m, err, sizeof err)) {
+		printf("  %s: cpu: %s\n", which, err);
+		check(0, "the cpu backend", which);
+		return;
+	}
+	run(e, m, &cpu, 1, which);
+	drive_close(e, m);
+	t0 = now();
+	if (drive_open(&cfg, path, &e, &m, err, sizeof err)) {
+		printf("  %s: cuda: %s\n", which, err);
+		check(0, "the cuda backend", which);
+		drive_done(&cpu, 1);
+		return;
+	}
+	printf("%s: loaded in %.2f s\n", which, now() - t0);
+	run(e, m, &gpu, 1, which);
+	against_cpu(&gpu, &cpu, "score", which);
+	run(e, m, &step, 1, which);
+	against_cpu(&step, &cpu, "score --step", which);
+	chunked.chunk = 37;
+	run(e, m, &chunked, 1, which);
+	same(&gpu, &chunked, "score in chunks of 37", which);
+	equal_bits(e, m, which);
+	drive_close(e, m);
+	drive_done(&cpu, 1);
+	drive_done(&gpu, 1);
+	drive_done(&step, 1);
+	drive_done(&chunked, 1);
+	unlink(path);
+	fflush(stdout);
+}
+
+static int random_models(const char *only)
+{
+	static const struct {
+		const char *name;
+		struct tiny_spec spec;
+	} model[] = {
+		{"llama-q4_1", {.arch = "llama", .n_layers = 3, .type = APR_TYPE_Q4_1, .seed = 7, .n_vocab = 400, .n_ctx = 1024}},
+		{"llama-576-q4_1", {.arch = "llama", .n_layers = 3, .n_embd = 576, .n_ff = 1536, .n_heads = 9, .n_kv_heads = 3,
+		                    .type = APR_TYPE_Q4_1, .seed = 3, .n_vocab = 2000, .n_ctx = 1024}},
+		{"qwen2-f16", {.arch = "qwen2", .n_layers = 3, .type = APR_TYPE_F16, .seed = 9, .n_vocab = 400, .n_ctx = 1024}},
+		{"qwen3-q8_0", {.arch = "qwen3", .n_layers = 3, .type = APR_TYPE_Q8_0, .seed = 11, .n_vocab = 400, .n_ctx = 1024}},
+		{"gemma3-q4_k", {.arch = "gemma3", .n_layers = 3, .type = APR_TYPE_Q4_K, .seed = 8, .n_vocab = 400, .window = 70,
+		                 .pattern = 3, .n_ctx = 1024}},
+		{"planted-q6_k", {.arch = "llama", .n_layers = 3, .type = APR_TYPE_Q6_K, .seed = 13, .n_vocab = 400, .n_ctx = 1024,
+		                  .planted = 2, .separate_output = true}},
+	};
+	char dir[] = "/tmp/run_score.XXXXXX";
+	size_t i;
+
+	if (!mkdtemp(dir)) {
+		perror(dir);
+		return 1;
+	}
+	for (i = 0; i < 1024; i++)
+		ids[i] = (uint32_t)(i * 7919u + 13) % 390;
+	for (i = 0; i < sizeof model / sizeof *model; i++)
+		if (!only || !strcmp(only, model[i].name))
+			random_model(dir, model[i].name, &model[i].spec);
+	rmdir(dir);
+	return 0;
+}
+
+/* ---- a model against golden files --------------------------------------------------------- */
+
+static uint32_t *take_ids(const json_t *a, const json_t *b, uint32_t *n)
+{
+	size_t na = json_array_size(a), nb = json_array_size(b), i;
+	uint32_t *out = calloc(na + nb + 1, sizeof *out); /* one id more, so that the last golden row is scored */
+
+	if (!out)
+		abort();
+	for (i = 0; i < na; i++)
+		out[i] = (uint32_t)json_integer_value(json_array_get(a, i));
+	for (i = 0; i < nb; i++)
+		out[na + i] = (uint32_t)json_integer_value(json_array_get(b, i));
+	*n = (uint32_t)(na + nb + 1);
+	return out;
+}
+
+static void golden_row(const json_t *row, const struct drive_token *t, struct errors *e)
+{
+	const json_t *top = json_object_get(row, "top");
+	double lse = json_real_value(json_object_get(row, "lse"));
+	uint32_t i, k;
+
+	for (i = 0; i < 3; i++) {
+		const json_t *pair = json_array_get(top, i);
+		uint32_t id = (uint32_t)json_integer_value(json_array_get(pair, 0));
+		double d = 1e3; /* not among our best twenty */
+
+		for (k = 0; k < t->n_top; k++)
+			if (t->top_id[k] == id)
+				d = fabs((double)t->top_logprob[k] - (json_real_value(json_array_get(pair, 1)) - lse));
+		add_error(e, d);
+	}
+}
+
+static void golden_score(struct apr_engine *e, struct apr_loaded *m, const json_t *j, bool step, const char *which)
+{
+	const json_t *in = json_object_get(j, "ids"), *prompt = json_object_get(j, "prompt");
+	const json_t *steps = json_object_get(j, "steps");
+	struct drive_job job = {.p = {.kind = APR_SEQ_SCORE, .n_top = APR_SAMPLE_TOP_MAX, .force_decode = step,
+	                              .scope = step}};
+	struct errors err = {0};
+	uint32_t n, n_ids = (uint32_t)json_array_size(in), i, *all = take_ids(in, json_object_get(j, "generated"), &n);
+
+	job.p.ids = all;
+	job.p.n_ids = n;
+	run(e, m, &job, 1, which);
+	check(job.n_tok == n - 1, "every position", which);
+	for (i = 0; job.n_tok == n - 1 && i < json_array_size(prompt); i++)
+		golden_row(json_array_get(prompt, i), &job.tok[n_ids - json_array_size(prompt) + i], &err);
+	for (i = 0; job.n_tok == n - 1 && i < json_array_size(steps); i++)
+		golden_row(json_array_get(steps, i), &job.tok[n_ids + i], &err);
+	check_errors(&err, step ? "score --step" : "score", which);
+	drive_done(&job, 1);
+	free(all);
+}
+
+static void golden_text(struct apr_engine *e, struct apr_loaded *m, const json_t *j, const char *which)
+{
+	const json_t *gen = json_object_get(j, "generated");
+	struct drive_job job = {.p = {.kind = APR_SEQ_GENERATE, .sampling = drive_greedy(), .ignore_eos = true, .scope = 7}};
+	uint32_t n, i, *all = take_ids(json_object_get(j, "ids"), NULL, &n);
+	double t0 = now();
+
+	job.p.ids = all;
+	job.p.n_ids = n - 1;
+	job.p.max_tokens = (uint32_t)json_array_size(gen);
+	run(e, m, &job, 1, which);
+	for (i = 0; i < job.n_tok && job.tok[i].id == (uint32_t)json_integer_value(json_array_get(gen, i)); i++)
+		;
+	printf("  %-28s greedy text    %u of %u ids equal from the start, %.1f ms in all\n", which, i, job.p.max_tokens,
+	       (now() - t0) * 1e3);
+	check(job.n_tok == job.p.max_tokens && i == job.n_tok, "greedy text", which);
+	drive_done(&job, 1);
+	free(all);
+}
+
+static struct drive_job pace_job(uint32_t n, uint64_t scope)
+{
+	return (struct drive_job){.p = {.kind = APR_SEQ_GENERATE, .ids = ids, .n_ids = 128, .max_tokens = n,
+	                                .sampling = drive_greedy(), .ignore_eos = true, .scope = scope}};
+}
+
+/* Not a bar: what a client of the engine sees, host and all. */
+static void pace(struct apr_engine *e, struct apr_loaded *m)
+{
+	struct drive_job j[16];
+	double t0, first, all;
+	uint32_t i;
+
+	for (i = 0; i < 128; i++)
+		ids[i] = 100 + i;
+	j[0] = pace_job(1, 20);
+	t0 = now();
+	run(e, m, j, 1, "pace");
+	first = now() - t0;
+	drive_done(j, 1);
+	j[0] = pace_job(256, 21);
+	t0 = now();
+	run(e, m, j, 1, "pace");
+	all = now() - t0;
+	drive_done(j, 1);
+	printf("  first token of 128: %.2f ms; decode at batch 1: %.0f tok/s\n", first * 1e3, 255 / (all - first));
+	for (i = 0; i < 16; i++)
+		j[i] = pace_job(128, 30 + i);
+	t0 = now();
+	run(e, m, j, 16, "pace");
+	printf("  16 prompts of 128 with 128 tokens each: %.1f ms, %.0f tok/s\n", (now() - t0) * 1e3, 16 * 128 / (now() - t0));
+	drive_done(j, 16);
+}
+
+static void print_plan(const struct apr_engine *e)
+{
+	struct apr_memory_row row[64];
+	size_t n = apr_engine_memory(e, row, 64), i;
+
+	for (i = 0; i < n && i < 64; i++)
+		printf("  %-20s %-12s %12llu\n", row[i].purpose, row[i].where, (unsigned long long)row[i].bytes);
+}
+
+static int golden_files(const char *model, char **file, int n)
+{
+	struct apr_engine_config cfg = config("cuda", NULL, 2048);
+	struct apr_engine *e;
+	struct apr_loaded *m;
+	char err[300] = "";
+	double t0 = now();
+	int i;
+
+	if (drive_open(&cfg, model, &e, &m, err, sizeof err)) {
+		printf("%s: %s\n", model, err);
+		return 1;
+	}
+	printf("%s: loaded in %.2f s\n", model, now() - t0);
+	print_plan(e);
+	for (i = 0; i < n; i++) {
+		const char *which = strrchr(file[i], '/') ? strrchr(file[i], '/') + 1 : file[i];
+		json_t *j = json_load_file(file[i], 0, NULL);
+
+		check(j != NULL, "reading the golden file", which);
+		if (!j)
+			continue;
+		golden_score(e, m, j, false, which);
+		golden_score(e, m, j, true, which);
+		golden_text(e, m, j, which);
+		json_decref(j);
+	}
+	pace(e, m);
+	drive_close(e, m);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	struct apr_engine_config cfg = config("cuda", NULL, 0);
+	struct apr_engine_info info;
+	struct apr_engine *e;
+	char err[300] = "";
+	int rc = apr_engine_open(&e, &cfg, err, sizeof err);
+
+	if (rc) {
+		printf("run_score: SKIPPED: %s\n", err);
+		return rc == -ENODEV ? 77 : 1;
+	}
+	apr_engine_info(e, &info);
+	printf("%s: %s\n", info.backend, info.device);
+	apr_engine_close(e);
+	if (argc == 1 || !strcmp(argv[1], "-m"))
+		rc = random_models(argc > 2 ? argv[2] : NULL);
+	else
+		rc = golden_files(argv[1], argv + 2, argc - 2);
+	printf("run_score: %u checks, %u missed\n", n_checks, n_missed);
+	return rc || n_missed ? 1 : 0;
+}
