@@ -19,7 +19,8 @@ static void say(struct worker *w, struct conn *k, uint16_t type, int err, const 
 
 static void load(struct worker *w, struct conn *k, json_t *j)
 {
-	const char *name = json_string_value(json_object_get(j, "name")), *path = json_string_value(json_object_get(j, "path"));
+	const char *name = json_string_value(json_object_get(j, "name")),
+		   *path = json_string_value(json_object_get(j, "path"));
 	struct options o;
 
 	if (!path || !*path) {
@@ -145,7 +146,8 @@ static void reload(struct worker *w, struct conn *k)
 static void warmup(struct worker *w, struct conn *k)
 {
 	if (w->core.engine.backend_id == APR_BACKEND_CPU)
-		say(w, k, APR_FRAME_WARMUP, 0, "{\"warmed\":[],\"why\":\"the cpu backend prepares everything when it loads\"}");
+		say(w, k, APR_FRAME_WARMUP, 0,
+		    "{\"warmed\":[],\"why\":\"the cpu backend prepares everything when it loads\"}");
 	else
 		say(w, k, APR_FRAME_WARMUP, -EOPNOTSUPP, "not built for this backend");
 }

@@ -264,7 +264,8 @@ int config_read(struct options *o)
 	} else {
 		e = take(o, cfg);
 		if (e)
-			log_error("%s: %s", o->config, e == -EINVAL ? "a model entry is not [NAME=]FILE" : strerror(-e));
+			log_error("%s: %s", o->config,
+				  e == -EINVAL ? "a model entry is not [NAME=]FILE" : strerror(-e));
 	}
 	cfg_free(cfg);
 	return e;

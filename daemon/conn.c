@@ -477,7 +477,8 @@ int conns_listen(struct worker *w)
 {
 	for (size_t i = 0; i < w->start->n_listeners; i++) {
 		w->accepting[i] = (struct accepting){ w, &w->start->listeners[i] };
-		w->listeners[i] = loop_poll(w->io, w->start->listeners[i].fd, POLLIN, false, on_connect, &w->accepting[i]);
+		w->listeners[i] =
+			loop_poll(w->io, w->start->listeners[i].fd, POLLIN, false, on_connect, &w->accepting[i]);
 		if (!w->listeners[i])
 			return -ENOMEM;
 	}
@@ -619,8 +620,8 @@ void session_on_broken(void *io, struct mail *m)
 	if (!k)
 		return;
 	if (log_allow(&w->broken))
-		log_warn("session %llu of uid %u, process %d ends: %s", (unsigned long long)s->id, (unsigned)k->uid, (int)k->pid,
-			 s->why);
+		log_warn("session %llu of uid %u, process %d ends: %s", (unsigned long long)s->id, (unsigned)k->uid,
+			 (int)k->pid, s->why);
 	conn_reply(k, APR_FRAME_BYE, (int)s->reason, s->why, strlen(s->why));
 	conn_end(w, k);
 }

@@ -158,7 +158,8 @@ static void flush(struct core *c)
 		}
 		int how = apr_rd_wake(&s->ring);
 		if (how < 0) {
-			core_broken(c, s, how == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL, "wait_how is not known");
+			core_broken(c, s, how == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL,
+				    "wait_how is not known");
 		} else if (how) {
 			COUNT(c, s, wakes, APR_COUNT_WAKES, 1);
 			if (how == APR_WAIT_FUTEX && !wakes)

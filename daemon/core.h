@@ -76,7 +76,8 @@ void core_stop(void *core, struct mail *m);
 #define COUNT(c, s, field, index, n) \
 	do { \
 		__atomic_store_n(&(c)->t.field, (c)->t.field + (n), __ATOMIC_RELAXED); \
-		__atomic_store_n(&(s)->ring.res->counters[index], (s)->ring.res->counters[index] + (n), __ATOMIC_RELAXED); \
+		__atomic_store_n(&(s)->ring.res->counters[index], (s)->ring.res->counters[index] + (n), \
+				 __ATOMIC_RELAXED); \
 	} while (0)
 #define COUNT_ALL(c, field, n) __atomic_store_n(&(c)->t.field, (c)->t.field + (n), __ATOMIC_RELAXED)
 

@@ -15,7 +15,8 @@ int deliver_refresh(struct core *c, struct session *s)
 	int e = apr_rd_cq_refresh(&s->ring);
 
 	if (e)
-		core_broken(c, s, e == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL, "cq_head is outside the queue");
+		core_broken(c, s, e == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL,
+			    "cq_head is outside the queue");
 	else
 		apr_arena_pass(&s->arena, s->ring.cq_head);
 	return e;
@@ -96,8 +97,8 @@ static uint16_t aux_of(const struct core *c, const struct request *r, enum apr_f
 {
 	bool ran = r->model && r->n_runs && r->admitted;
 
-	return APR_AUX(finish, ran ? c->engine.backend_id : APR_BACKEND_NONE, ran ? r->model->info.route_id : APR_ROUTE_NONE,
-		       ran && c->engine.fell_back);
+	return APR_AUX(finish, ran ? c->engine.backend_id : APR_BACKEND_NONE,
+		       ran ? r->model->info.route_id : APR_ROUTE_NONE, ran && c->engine.fell_back);
 }
 
 void deliver_final(struct core *c, struct request *r, int err, enum apr_finish finish, const char *why)
@@ -136,7 +137,8 @@ static bool park(struct core *c, struct request *r)
 	int e = s->stalled ? 0 : apr_rd_cq_stall(&s->ring);
 
 	if (e < 0) {
-		core_broken(c, s, e == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL, "cq_head is outside the queue");
+		core_broken(c, s, e == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL,
+			    "cq_head is outside the queue");
 		return false;
 	}
 	if (e > 0) {
@@ -325,7 +327,9 @@ static int pump_text(struct core *c, struct run *run)
 	}
 	if (!deliver_room(c, s))
 		return -EAGAIN;
-	struct apr_cqe e = { .user_data = r->sqe.user_data, .flags = APR_CQE_MORE, .pos = o.pos, .sample = run->sample };
+	struct apr_cqe e = {
+		.user_data = r->sqe.user_data, .flags = APR_CQE_MORE, .pos = o.pos, .sample = run->sample
+	};
 	e.type = o.token ? APR_CQE_TOKEN : APR_CQE_PIECE;
 	e.res = o.token ? (int32_t)o.id : 0;
 	e.logprob = o.token ? o.logprob : 0;
@@ -399,6 +403,7 @@ bool deliver_pump(struct core *c, struct request *r)
 		return false;
 	unpark(c, r);
 	if (r->n_runs ? r->done == r->n_runs && r->draining && !r->out_len : r->draining)
-		request_finish(c, r, r->result, r->n_runs ? r->runs[0].finish : APR_FINISH_NONE, r->words[0] ? r->words : NULL);
+		request_finish(c, r, r->result, r->n_runs ? r->runs[0].finish : APR_FINISH_NONE,
+			       r->words[0] ? r->words : NULL);
 	return true;
 }

@@ -64,8 +64,8 @@ static int take_ids(struct request *r)
 	r->n_ids = n;
 	for (uint32_t i = 0; i < n; i++)
 		if (r->ids[i] >= vocab)
-			return say(r, -EINVAL, r->sqe.in_off + 4 * i, "id %u at index %u is outside the vocabulary of %u",
-				   r->ids[i], i, vocab);
+			return say(r, -EINVAL, r->sqe.in_off + 4 * i,
+				   "id %u at index %u is outside the vocabulary of %u", r->ids[i], i, vocab);
 	return 0;
 }
 
@@ -75,13 +75,15 @@ static int take_text(struct request *r)
 			 (r->sqe.flags & APR_SQE_ADD_BOS ? APR_TOK_ADD_BOS : 0);
 	/* what cannot run anyway is not tokenised to its end */
 	uint32_t most = r->sqe.op == APR_OP_TOKENIZE ? 0 : r->model->info.n_ctx;
-	int e = apr_tok_encode(apr_loaded_tokenizer(r->model->loaded), (const char *)r->input, r->sqe.in_len, flags, most, &r->ids,
-			       &r->n_ids);
+	int e = apr_tok_encode(apr_loaded_tokenizer(r->model->loaded), (const char *)r->input, r->sqe.in_len, flags,
+			       most, &r->ids, &r->n_ids);
 
 	if (e == -E2BIG && most)
-		return say(r, e, offsetof(struct apr_sqe, in_len), "the text is more than the context of %u tokens", most);
+		return say(r, e, offsetof(struct apr_sqe, in_len), "the text is more than the context of %u tokens",
+			   most);
 	if (e)
-		return fail(r, e, offsetof(struct apr_sqe, in_off), e == -EILSEQ ? "a byte of the text has no piece in this model's vocabulary" : NULL);
+		return fail(r, e, offsetof(struct apr_sqe, in_off),
+			    e == -EILSEQ ? "a byte of the text has no piece in this model's vocabulary" : NULL);
 	return 0;
 }
 
@@ -124,12 +126,20 @@ static int take_sampling(struct request *r)
 	const char *field = NULL;
 
 	if (s)
-		q = (struct apr_sampling_request){ s->set, s->temperature, s->top_p, s->min_p, s->repeat_penalty,
-						   s->frequency_penalty, s->presence_penalty, s->top_k, s->penalty_window,
+		q = (struct apr_sampling_request){ s->set,
+						   s->temperature,
+						   s->top_p,
+						   s->min_p,
+						   s->repeat_penalty,
+						   s->frequency_penalty,
+						   s->presence_penalty,
+						   s->top_k,
+						   s->penalty_window,
 						   s->ignore_eos != 0 };
 	int e = apr_sampling_resolve(r->model->loaded, &q, &r->sampling, &field);
 	if (e)
-		return say(r, e, r->view.at[APR_PARAM_SAMPLING], "sampling: %s is out of range", field ? field : "a value");
+		return say(r, e, r->view.at[APR_PARAM_SAMPLING], "sampling: %s is out of range",
+			   field ? field : "a value");
 	r->ignore_eos = s && (s->set & APR_SET_IGNORE_EOS) && s->ignore_eos;
 	r->sampling.seed = r->sqe.seed;
 	return take_bias(r);
@@ -139,8 +149,8 @@ static int check_ids(struct request *r, const uint32_t *ids, uint32_t n, enum ap
 {
 	for (uint32_t i = 0; i < n; i++)
 		if (ids[i] >= r->model->info.n_vocab)
-			return say(r, -EINVAL, r->view.at[type] + 4 * i, "%s: id %u is outside the vocabulary of %u", what, ids[i],
-				   r->model->info.n_vocab);
+			return say(r, -EINVAL, r->view.at[type] + 4 * i, "%s: id %u is outside the vocabulary of %u",
+				   what, ids[i], r->model->info.n_vocab);
 	return 0;
 }
 
@@ -190,7 +200,8 @@ static int do_detokenize(struct request *r)
 
 	if (e)
 		return e;
-	e = apr_tok_decode(apr_loaded_tokenizer(r->model->loaded), r->ids, r->n_ids, r->sqe.flags & APR_SQE_PARSE_SPECIAL, &text, &n);
+	e = apr_tok_decode(apr_loaded_tokenizer(r->model->loaded), r->ids, r->n_ids,
+			   r->sqe.flags & APR_SQE_PARSE_SPECIAL, &text, &n);
 	if (e)
 		return fail(r, e, offsetof(struct apr_sqe, in_off), NULL);
 	if (n > UINT32_MAX) {

@@ -94,7 +94,8 @@ bool log_allow(struct log_rate *r)
 	uint64_t old = __atomic_load_n(&r->window, __ATOMIC_RELAXED);
 
 	/* a race lets one line more or fewer through; the limit needs no exactness */
-	if (old != window && __atomic_compare_exchange_n(&r->window, &old, window, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+	if (old != window &&
+	    __atomic_compare_exchange_n(&r->window, &old, window, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
 		__atomic_store_n(&r->used, 0, __ATOMIC_RELAXED);
 		uint32_t held = __atomic_exchange_n(&r->held, 0, __ATOMIC_RELAXED);
 		if (held)

@@ -217,7 +217,8 @@ static void fini(struct loop *l)
 
 static int add(struct loop *l, struct watch *w)
 {
-	struct epoll_event ev = { .events = w->kind == WATCH_SOCKET ? EPOLLIN | EPOLLRDHUP : w->events, .data.u64 = watch_id(w) };
+	struct epoll_event ev = { .events = w->kind == WATCH_SOCKET ? EPOLLIN | EPOLLRDHUP : w->events,
+				  .data.u64 = watch_id(w) };
 
 	if (w->edge)
 		ev.events |= EPOLLET;
@@ -244,7 +245,9 @@ static int receive(struct loop *l, struct watch *w)
 		char space[CMSG_SPACE(MAX_FDS * sizeof(int))];
 	} control;
 	struct iovec iov = { w->buf, w->cap };
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct msghdr msg = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)
+	};
 	ssize_t n = recvmsg(w->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC | MSG_TRUNC);
 
 	if (n < 0)
@@ -280,7 +283,9 @@ static void dispatch(struct loop *l, uint64_t id, uint32_t events)
 static void run(struct loop *l, uint64_t timeout_ns)
 {
 	struct epoll_event ev[BATCH];
-	int ms = timeout_ns == UINT64_MAX ? -1 : timeout_ns / 1000000u > 3600000 ? 3600000 : (int)((timeout_ns + 999999) / 1000000);
+	int ms = timeout_ns == UINT64_MAX	   ? -1
+		 : timeout_ns / 1000000u > 3600000 ? 3600000
+						   : (int)((timeout_ns + 999999) / 1000000);
 
 	if (l->closing && (ms < 0 || ms > CLOSE_SLOW_MS)) /* looks after the closers */
 		ms = CLOSE_SLOW_MS;

@@ -52,7 +52,8 @@ static int restrict_to(struct io_uring *ring)
 static int init(struct loop *l)
 {
 	struct io_uring *ring = calloc(1, sizeof(*ring));
-	struct io_uring_params p = { .flags = IORING_SETUP_R_DISABLED | IORING_SETUP_CQSIZE, .cq_entries = 8 * ENTRIES };
+	struct io_uring_params p = { .flags = IORING_SETUP_R_DISABLED | IORING_SETUP_CQSIZE,
+				     .cq_entries = 8 * ENTRIES };
 
 	if (!ring)
 		return -ENOMEM;

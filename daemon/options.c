@@ -8,7 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_ROUTE = 256, OPT_KV_TYPE, OPT_KV_MEM, OPT_GPU_MEM, OPT_FUSED, OPT_NO_GRAPHS, OPT_POLL, OPT_CONFIG, OPT_CHECK };
+enum {
+	OPT_ROUTE = 256,
+	OPT_KV_TYPE,
+	OPT_KV_MEM,
+	OPT_GPU_MEM,
+	OPT_FUSED,
+	OPT_NO_GRAPHS,
+	OPT_POLL,
+	OPT_CONFIG,
+	OPT_CHECK
+};
 
 const struct option_row option_table[] = {
 	{ 'm', "model", "[NAME=]FILE", "serve this GGUF file; may be given several times, the first is the default" },
@@ -75,7 +85,8 @@ void options_help(FILE *out)
 		char left[48];
 
 		if (r->val < 256)
-			snprintf(left, sizeof(left), "-%c, --%s%s%s", r->val, r->name, r->arg ? " " : "", r->arg ? r->arg : "");
+			snprintf(left, sizeof(left), "-%c, --%s%s%s", r->val, r->name, r->arg ? " " : "",
+				 r->arg ? r->arg : "");
 		else
 			snprintf(left, sizeof(left), "    --%s%s%s", r->name, r->arg ? " " : "", r->arg ? r->arg : "");
 		fprintf(out, "  %-26s %s\n", left, r->help);

@@ -18,7 +18,8 @@
 struct core;
 
 /* what WELCOME says is built */
-#define APR_FEATURES (APR_FEAT_SAMPLING | APR_FEAT_LOGPROBS | APR_FEAT_SAMPLES | APR_FEAT_REPLAY | APR_FEAT_VOCAB | APR_FEAT_FORCED)
+#define APR_FEATURES                                                                                                   \
+	(APR_FEAT_SAMPLING | APR_FEAT_LOGPROBS | APR_FEAT_SAMPLES | APR_FEAT_REPLAY | APR_FEAT_VOCAB | APR_FEAT_FORCED)
 #define APR_OPCODES (UINT64_C(1) << APR_OP_NOP | UINT64_C(1) << APR_OP_GENERATE | UINT64_C(1) << APR_OP_SCORE | \
 		     UINT64_C(1) << APR_OP_TOKENIZE | UINT64_C(1) << APR_OP_DETOKENIZE | UINT64_C(1) << APR_OP_CANCEL)
 

@@ -157,9 +157,11 @@ static int new_seq(struct core *c, struct request *r, struct run *run)
 	p.sampling.sample = run->sample;
 	int e = apr_seq_new(r->model->loaded, &p, &run->seq, &bad);
 	if (e == -E2BIG)
-		snprintf(r->words, sizeof(r->words), "%u tokens are more than the context of %u", r->n_ids, r->model->info.n_ctx);
+		snprintf(r->words, sizeof(r->words), "%u tokens are more than the context of %u", r->n_ids,
+			 r->model->info.n_ctx);
 	else if (e == -ENOSPC)
-		snprintf(r->words, sizeof(r->words), "%u tokens never fit the pool of %u KV pages", r->n_ids, r->model->info.pages_total);
+		snprintf(r->words, sizeof(r->words), "%u tokens never fit the pool of %u KV pages", r->n_ids,
+			 r->model->info.pages_total);
 	else if (e == -EINVAL)
 		snprintf(r->words, sizeof(r->words), "the id at index %u is outside the vocabulary", bad);
 	if (e)
@@ -278,7 +280,8 @@ void sched_sweep(struct core *c)
 				if (!r->parked)
 					continue;
 				if (c->now - r->parked_at >= end) {
-					request_finish(c, r, -ETIME, APR_FINISH_TIMEOUT, "its entries waited too long for room");
+					request_finish(c, r, -ETIME, APR_FINISH_TIMEOUT,
+						       "its entries waited too long for room");
 					continue;
 				}
 				if (r->gave_pages || c->now - r->parked_at < pages)
@@ -422,7 +425,8 @@ static bool plan_run(struct core *c, struct served *m, struct run *run, const st
 	}
 	if (e == -EAGAIN)
 		return true;
-	snprintf(run->r->words, sizeof(run->r->words), "%u tokens are more than the KV memory of this model holds (%u pages)",
+	snprintf(run->r->words, sizeof(run->r->words),
+		 "%u tokens are more than the KV memory of this model holds (%u pages)",
 		 st->n_prompt + st->n_generated + 1, m->info.pages_total);
 	request_finish(c, run->r, e, APR_FINISH_ERROR, run->r->words);
 	return false;
@@ -437,7 +441,8 @@ static bool plan_rows(struct core *c, struct served *m, struct plan *p, bool dec
 		if (run->r->parked || run->r->s->gone || (!decode && rank_of(run->r) != rank))
 			continue;
 		apr_seq_state(run->seq, &st);
-		if (!st.todo || (st.decoding && !run->dropped) != decode || (run->dropped && (m->starved || !may_resume(m, run))))
+		if (!st.todo || (st.decoding && !run->dropped) != decode ||
+		    (run->dropped && (m->starved || !may_resume(m, run))))
 			continue;
 		if (!plan_run(c, m, run, &st, p))
 			return false;
@@ -467,7 +472,8 @@ static void fail_step(struct core *c, struct served *m, int err)
 	for (uint32_t i = 0; i < m->n_runs;) {
 		struct run *run = m->runs[i];
 		if (run->in_step) {
-			request_finish(c, run->r, -EIO, APR_FINISH_ERROR, "the backend failed in a step of this request");
+			request_finish(c, run->r, -EIO, APR_FINISH_ERROR,
+				       "the backend failed in a step of this request");
 			i = 0;
 		} else {
 			i++;

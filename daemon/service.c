@@ -53,7 +53,8 @@ static int admit(struct core *c, struct session *s, const struct apr_sqe *sqe, s
 	} else if (s->who->in_flight >= c->o->limits.in_flight) {
 		*f = (struct apr_fault){ -EDQUOT, 0, "too many unfinished requests of this user" };
 	} else if (s->who->input_bytes + sqe->in_len + sqe->par_len > c->o->limits.region_bytes) {
-		*f = (struct apr_fault){ -EDQUOT, offsetof(struct apr_sqe, in_len), "the inputs of this user's unfinished requests are at their limit" };
+		*f = (struct apr_fault){ -EDQUOT, offsetof(struct apr_sqe, in_len),
+					 "the inputs of this user's unfinished requests are at their limit" };
 	} else if (sqe->n > APR_MAX_SLOTS) {
 		*f = (struct apr_fault){ -EINVAL, offsetof(struct apr_sqe, n), "n is at most 64" };
 	} else if (!*m || (*m)->leaving) {
@@ -116,7 +117,8 @@ static void stall(struct core *c, struct session *s, bool *again)
 
 	*again = e > 0;
 	if (e < 0)
-		core_broken(c, s, e == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL, "cq_head is outside the queue");
+		core_broken(c, s, e == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL,
+			    "cq_head is outside the queue");
 	else if (e > 0)
 		apr_arena_pass(&s->arena, s->ring.cq_head);
 	else
@@ -215,7 +217,8 @@ void service_until_quiet(struct core *c, struct session *s)
 			break; /* the copy's letter or the doorbell of CQ_STALLED brings us back */
 		int n = apr_rd_sq_sleep(&s->ring);
 		if (n < 0)
-			core_broken(c, s, n == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL, "sq_tail is outside the queue");
+			core_broken(c, s, n == -EFAULT ? APR_REASON_FAULT : APR_REASON_PROTOCOL,
+				    "sq_tail is outside the queue");
 		if (n <= 0)
 			return;
 	}
@@ -255,7 +258,8 @@ void service_taken_in(void *core, struct mail *m)
 		return;
 	}
 	if (r->fault.err) {
-		request_finish(c, r, r->fault.err, APR_FINISH_ERROR, r->fault.why ? r->fault.why : r->words[0] ? r->words : NULL);
+		const char *words = r->words[0] ? r->words : NULL;
+		request_finish(c, r, r->fault.err, APR_FINISH_ERROR, r->fault.why ? r->fault.why : words);
 	} else if (r->sqe.op == APR_OP_GENERATE || r->sqe.op == APR_OP_SCORE) {
 		sched_enqueue(c, r);
 	} else {

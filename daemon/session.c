@@ -148,7 +148,8 @@ void identity_put(struct sessions *t, struct identity *who)
 	}
 }
 
-static int plan(struct sessions *t, struct identity *who, const struct apr_hello *h, struct apr_geometry *g, const char **why)
+static int plan(struct sessions *t, struct identity *who, const struct apr_hello *h, struct apr_geometry *g,
+		const char **why)
 {
 	struct apr_wish wish = { h->sq_entries, h->cq_entries, h->req_size, h->res_size, h->sqe_size, h->cqe_size };
 	int e = apr_geometry_plan(&wish, &t->limits, g, why);
@@ -165,7 +166,8 @@ static int plan(struct sessions *t, struct identity *who, const struct apr_hello
 	return e;
 }
 
-int session_new(struct sessions *t, struct identity *who, const struct apr_hello *h, struct session **out, const char **why)
+int session_new(struct sessions *t, struct identity *who, const struct apr_hello *h, struct session **out,
+		const char **why)
 {
 	struct apr_geometry g;
 	struct session *s = NULL;

@@ -116,7 +116,8 @@ struct identity *identity_get(struct sessions *t, const char *tenant, uid_t uid)
 void identity_put(struct sessions *t, struct identity *who); /* frees it when nothing is left */
 
 /* -EDQUOT, -EINVAL, -ENOMEM, ...; *why then says what. */
-int session_new(struct sessions *t, struct identity *who, const struct apr_hello *h, struct session **out, const char **why);
+int session_new(struct sessions *t, struct identity *who, const struct apr_hello *h, struct session **out,
+		const char **why);
 void session_free(struct sessions *t, struct session *s);
 
 #endif

@@ -45,10 +45,10 @@ static json_t *sampling(const struct apr_loaded *m)
 	memset(&p, 0, sizeof(p));
 	if (apr_sampling_resolve(m, &none, &p, &field))
 		return json_null();
-	return json_pack("{s:f,s:I,s:f,s:f,s:f,s:f,s:f,s:i}", "temperature", (double)p.temperature, "top_k", (json_int_t)p.top_k,
-			 "top_p", (double)p.top_p, "min_p", (double)p.min_p, "repeat_penalty", (double)p.repeat_penalty,
-			 "frequency_penalty", (double)p.frequency_penalty, "presence_penalty", (double)p.presence_penalty,
-			 "penalty_window", p.penalty_window);
+	return json_pack("{s:f,s:I,s:f,s:f,s:f,s:f,s:f,s:i}", "temperature", (double)p.temperature, "top_k",
+			 (json_int_t)p.top_k, "top_p", (double)p.top_p, "min_p", (double)p.min_p, "repeat_penalty",
+			 (double)p.repeat_penalty, "frequency_penalty", (double)p.frequency_penalty, "presence_penalty",
+			 (double)p.presence_penalty, "penalty_window", p.penalty_window);
 }
 
 static json_t *model_row(const struct served *s, const struct apr_loaded_info *i)
@@ -119,7 +119,8 @@ static void models(struct worker *w, json_t *o)
 	json_object_set_new(o, "models", all);
 	json_object_set_new(o, "memory", memory(w));
 	pthread_mutex_unlock(&w->models.lock);
-	json_object_set_new(o, "kv", json_pack("{s:I,s:I}", "pages_total", (json_int_t)total, "pages_free", (json_int_t)unused));
+	json_object_set_new(o, "kv",
+			    json_pack("{s:I,s:I}", "pages_total", (json_int_t)total, "pages_free", (json_int_t)unused));
 }
 
 static json_t *session_rows(struct worker *w, const struct identity *who)
@@ -133,11 +134,13 @@ static json_t *session_rows(struct worker *w, const struct identity *who)
 		char name[sizeof(s->name) + 1] = "";
 		for (size_t i = 0; i < sizeof(s->name) && s->name[i]; i++) /* any bytes may have come */
 			name[i] = s->name[i] >= 0x20 && s->name[i] < 0x7f ? s->name[i] : '?';
-		json_t *o = json_pack("{s:I,s:s,s:I,s:s,s:I,s:I,s:I,s:I,s:I,s:I}", "session", (json_int_t)s->id, "name", name, "uid",
-				      (json_int_t)s->who->uid, "tenant", s->who->tenant, "bytes",
-				      (json_int_t)s->req.size + (json_int_t)s->res.size, "sqes", (json_int_t)look(&n[APR_COUNT_SQES]), "cqes",
-				      (json_int_t)look(&n[APR_COUNT_CQES]), "wakes", (json_int_t)look(&n[APR_COUNT_WAKES]), "parked",
-				      (json_int_t)look(&n[APR_COUNT_PARKED]), "tokens", (json_int_t)look(&n[APR_COUNT_TOKENS]));
+		json_t *o = json_pack(
+			"{s:I,s:s,s:I,s:s,s:I,s:I,s:I,s:I,s:I,s:I}", "session", (json_int_t)s->id, "name", name, "uid",
+			(json_int_t)s->who->uid, "tenant", s->who->tenant, "bytes",
+			(json_int_t)s->req.size + (json_int_t)s->res.size, "sqes", (json_int_t)look(&n[APR_COUNT_SQES]),
+			"cqes", (json_int_t)look(&n[APR_COUNT_CQES]), "wakes", (json_int_t)look(&n[APR_COUNT_WAKES]),
+			"parked", (json_int_t)look(&n[APR_COUNT_PARKED]), "tokens",
+			(json_int_t)look(&n[APR_COUNT_TOKENS]));
 		json_array_append_new(all, o ? o : json_null());
 	}
 	return all;
@@ -168,17 +171,21 @@ char *status_json(struct worker *w, const struct identity *who)
 	json_object_set_new(o, "restarts", number(w->start->restarts));
 	json_object_set_new(o, "uptime_s", json_real((double)(apr_now_ns() - w->began) * 1e-9));
 	json_object_set_new(o, "state", json_string(states[w->state]));
-	json_object_set_new(o, "backend", json_pack("{s:s,s:s,s:s,s:b}", "name", e->backend, "device", e->device, "why", e->why,
-						    "fell_back", e->fell_back));
+	json_object_set_new(o, "backend",
+			    json_pack("{s:s,s:s,s:s,s:b}", "name", e->backend, "device", e->device, "why", e->why,
+				      "fell_back", e->fell_back));
 	models(w, o);
 	json_object_set_new(o, "sessions", number(look32(&w->core.t.sessions)));
 	json_object_set_new(o, "running", number(look32(&w->core.t.running)));
 	json_object_set_new(o, "queued", number(look32(&w->core.t.queued)));
-	json_object_set_new(o, "graphs", json_pack("{s:[],s:[],s:i,s:i}", "prefill", "decode", "bytes", 0, "replays", 0));
+	json_object_set_new(o, "graphs",
+			    json_pack("{s:[],s:[],s:i,s:i}", "prefill", "decode", "bytes", 0, "replays", 0));
 	json_object_set_new(o, "loop", json_pack("{s:s,s:s}", "name", loop_name(w->io), "why", w->loop_why));
-	json_object_set_new(o, "polling", json_pack("{s:i,s:i,s:s}", "poll_us", (int)w->poll_us, "spin_us", (int)w->spin_us, "why",
-						    w->poll_why));
-	json_object_set_new(o, "threads", json_pack("{s:i,s:i}", "compute", (int)e->threads, "usable_cpus", (int)e->usable_cpus));
+	json_object_set_new(
+		o, "polling",
+		json_pack("{s:i,s:i,s:s}", "poll_us", (int)w->poll_us, "spin_us", (int)w->spin_us, "why", w->poll_why));
+	json_object_set_new(o, "threads",
+			    json_pack("{s:i,s:i}", "compute", (int)e->threads, "usable_cpus", (int)e->usable_cpus));
 	json_object_set_new(o, "connections", number(w->n_conns));
 	json_object_set_new(o, "session_rows", session_rows(w, who));
 	json_object_set_new(o, "totals", totals(&w->core));

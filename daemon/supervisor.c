@@ -75,7 +75,8 @@ static int open_listeners(struct supervisor *s)
 		const struct listener_option *l = i == from ? &first : &s->o->listeners[i - 1];
 		e = sockets_open(&s->listeners[s->n_listeners], l->path, l->group, l->mode, err, sizeof(err));
 		if (!e)
-			snprintf(s->listeners[s->n_listeners++].tenant, sizeof(s->listeners[0].tenant), "%s", l->tenant);
+			snprintf(s->listeners[s->n_listeners++].tenant, sizeof(s->listeners[0].tenant), "%s",
+				 l->tenant);
 	}
 	if (!e) {
 		e = sockets_open_admin(&s->listeners[s->n_listeners], &s->listeners[0], err, sizeof(err));

@@ -91,7 +91,8 @@ static void job_done(void *io, struct mail *m)
 		conns_models_changed(w);
 	}
 	if (j->asker)
-		conn_answer(w, j->asker, j->unload ? APR_FRAME_UNLOAD : APR_FRAME_LOAD, j->err, j->err ? j->words : "{}");
+		conn_answer(w, j->asker, j->unload ? APR_FRAME_UNLOAD : APR_FRAME_LOAD, j->err,
+			    j->err ? j->words : "{}");
 	job_free(j);
 }
 
@@ -109,7 +110,8 @@ static void core_add_model(void *core, struct mail *m)
 	int e = models_add(c->models, j->served);
 
 	if (e) {
-		snprintf(j->words, sizeof(j->words), "%s: %s", j->name, e == -EEXIST ? "this name is in use" : "too many models");
+		snprintf(j->words, sizeof(j->words), "%s: %s", j->name,
+			 e == -EEXIST ? "this name is in use" : "too many models");
 		j->err = e;
 		job_post(j->w, j); /* the loader takes it down again */
 		return;
@@ -126,7 +128,8 @@ static void core_remove_model(void *core, struct mail *m)
 
 	if (!s || s->leaving) {
 		j->err = s ? -EBUSY : -ENOENT;
-		snprintf(j->words, sizeof(j->words), "%s: %s", j->name, s ? "is being unloaded already" : "no such model");
+		snprintf(j->words, sizeof(j->words), "%s: %s", j->name,
+			 s ? "is being unloaded already" : "no such model");
 		job_to_io(j);
 		return;
 	}
@@ -338,8 +341,15 @@ static int open_engine(struct worker *w)
 	char err[300] = "", cache[512];
 	const char *home = getenv("HOME"), *xdg = getenv("XDG_CACHE_HOME");
 	struct apr_engine_config cfg = {
-		.backend = o->backend ? o->backend : "auto", .route = o->route, .kv_type = o->kv_type, .kv_mem = o->kv_mem,
-		.gpu_mem = o->gpu_mem, .n_ctx = o->n_ctx, .threads = o->threads, .chunk = o->chunk, .cache_dir = o->cache_dir,
+		.backend = o->backend ? o->backend : "auto",
+		.route = o->route,
+		.kv_type = o->kv_type,
+		.kv_mem = o->kv_mem,
+		.gpu_mem = o->gpu_mem,
+		.n_ctx = o->n_ctx,
+		.threads = o->threads,
+		.chunk = o->chunk,
+		.cache_dir = o->cache_dir,
 		.log = engine_log,
 	};
 
@@ -352,7 +362,8 @@ static int open_engine(struct worker *w)
 		log_error("%s", err[0] ? err : strerror(-e));
 	else
 		apr_engine_info(w->engine, &w->core.engine);
-	if (!e && w->core.engine.backend_id == APR_BACKEND_CPU && (o->gpu_mem || o->gpu_percent || o->fused_rows >= 0 || o->no_graphs))
+	if (!e && w->core.engine.backend_id == APR_BACKEND_CPU &&
+	    (o->gpu_mem || o->gpu_percent || o->fused_rows >= 0 || o->no_graphs))
 		log_warn("--gpu-mem, --fused-rows and --no-graphs say nothing to the cpu backend");
 	return e;
 }
@@ -367,7 +378,10 @@ static void set_polling(struct worker *w)
 	w->poll_us = on ? POLL_US : 0;
 	w->spin_us = on ? SPIN_US : 0;
 	snprintf(w->poll_why, sizeof(w->poll_why), "%s: %u usable CPUs, %u compute threads",
-		 mode == POLL_ALWAYS ? "--poll always" : mode == POLL_NEVER ? "--poll never" : "auto: on above threads + 1", usable, threads);
+		 mode == POLL_ALWAYS  ? "--poll always"
+		 : mode == POLL_NEVER ? "--poll never"
+				      : "auto: on above threads + 1",
+		 usable, threads);
 	w->core.poll_ns = w->poll_us * UINT64_C(1000);
 	w->core.poll_steps = on;
 }
@@ -528,7 +542,8 @@ int worker_main(const struct worker_start *start)
 		tell(&w, CTL_FAILED, 0);
 		_exit(1); /* threads may be there already */
 	}
-	if (!loop_poll(w.io, w.box.efd, POLLIN, false, on_mail, &w) || !loop_poll(w.io, start->ctl, POLLIN, false, on_ctl, &w))
+	if (!loop_poll(w.io, w.box.efd, POLLIN, false, on_mail, &w) ||
+	    !loop_poll(w.io, start->ctl, POLLIN, false, on_ctl, &w))
 		_exit(1);
 	while (!w.end)
 		turn(&w, UINT64_MAX);

@@ -338,7 +338,9 @@ UNUSED static int hand_recv(int sock, void *buf, size_t n, int fds[3], int ms)
 		char space[CMSG_SPACE(3 * sizeof(int))];
 	} control;
 	struct iovec iov = { buf, n };
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct msghdr msg = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)
+	};
 	struct pollfd p = { sock, POLLIN, 0 };
 
 	if (fds)

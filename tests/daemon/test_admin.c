@@ -21,7 +21,9 @@ static int order(unsigned type, const char *fmt, ...)
 static const char *model_file(const char *name, uint64_t seed)
 {
 	static char path[200];
-	struct tiny_spec spec = { .n_embd = 64, .n_ff = 128, .n_heads = 2, .n_kv_heads = 1, .head_dim = 32, .seed = seed };
+	struct tiny_spec spec = {
+		.n_embd = 64, .n_ff = 128, .n_heads = 2, .n_kv_heads = 1, .head_dim = 32, .seed = seed
+	};
 
 	snprintf(path, sizeof(path), "%s/%s.gguf", apr_test_tmpdir(), name);
 	CU_ASSERT_EQUAL(apr_test_write_tiny_model(path, &spec), 0);
@@ -50,7 +52,8 @@ static void load_generate_unload(void)
 	struct apr_gen g = { .size = sizeof(g), .text = "x", .len = 1, .max_tokens = 3, .model = id };
 	struct apr_result r;
 	CU_ASSERT_EQUAL(apr_generate(c, &g, NULL, NULL, &r, err, sizeof(err)), 0);
-	CU_ASSERT_EQUAL(order(APR_FRAME_LOAD, "{\"name\":\"second\",\"path\":\"%s\"}", model_file("second", 2)), -EEXIST);
+	CU_ASSERT_EQUAL(order(APR_FRAME_LOAD, "{\"name\":\"second\",\"path\":\"%s\"}", model_file("second", 2)),
+			-EEXIST);
 	CU_ASSERT_EQUAL(order(APR_FRAME_UNLOAD, "{\"name\":\"second\"}"), 0);
 	CU_ASSERT_EQUAL(apr_generate(c, &g, NULL, NULL, &r, err, sizeof(err)), -ESTALE);
 	CU_ASSERT_EQUAL(order(APR_FRAME_UNLOAD, "{\"name\":\"second\"}"), -ENOENT);
@@ -112,7 +115,9 @@ static void gguf_bad_files_are_refused(void)
 
 static void case18_nan_in_one_weight(void)
 {
-	struct tiny_spec spec = { .n_embd = 64, .n_ff = 128, .n_heads = 2, .n_kv_heads = 1, .head_dim = 32, .nan_row = 5 };
+	struct tiny_spec spec = {
+		.n_embd = 64, .n_ff = 128, .n_heads = 2, .n_kv_heads = 1, .head_dim = 32, .nan_row = 5
+	};
 	struct apr *c = connect_to(&d);
 	char path[200], err[200];
 	struct apr_result r;
@@ -169,9 +174,14 @@ static void unload_waits_for_what_runs(void)
 static void cancel_a_session(void)
 {
 	struct hand h;
-	struct { struct apr_param p; struct apr_sampling s; } par = { { APR_PARAM_SAMPLING, 0, sizeof(struct apr_sampling) },
-		{ .set = APR_SET_IGNORE_EOS, .ignore_eos = 1 } };
-	struct apr_sqe gen = { .op = APR_OP_GENERATE, .user_data = 5, .in_len = 4, .max_tokens = 1900, .par_len = sizeof(par) };
+	struct {
+		struct apr_param p;
+		struct apr_sampling s;
+	} par = { { APR_PARAM_SAMPLING, 0, sizeof(struct apr_sampling) },
+		  { .set = APR_SET_IGNORE_EOS, .ignore_eos = 1 } };
+	struct apr_sqe gen = {
+		.op = APR_OP_GENERATE, .user_data = 5, .in_len = 4, .max_tokens = 1900, .par_len = sizeof(par)
+	};
 
 	CU_ASSERT_EQUAL_FATAL(hand_open(&h, &d, NULL), 0);
 	gen.in_off = h.geo.req_arena_off;
@@ -179,8 +189,12 @@ static void cancel_a_session(void)
 	memcpy((char *)h.req.base + gen.in_off, "long", 4);
 	memcpy((char *)h.req.base + gen.par_off, &par, sizeof(par));
 	hand_submit(&h, &gen);
-	CU_ASSERT_EQUAL(order(APR_FRAME_CANCEL, "{\"session\":%llu,\"user_data\":6}", (unsigned long long)h.welcome.session), -ENOENT);
-	CU_ASSERT_EQUAL(order(APR_FRAME_CANCEL, "{\"session\":%llu,\"user_data\":5}", (unsigned long long)h.welcome.session), 0);
+	CU_ASSERT_EQUAL(
+		order(APR_FRAME_CANCEL, "{\"session\":%llu,\"user_data\":6}", (unsigned long long)h.welcome.session),
+		-ENOENT);
+	CU_ASSERT_EQUAL(
+		order(APR_FRAME_CANCEL, "{\"session\":%llu,\"user_data\":5}", (unsigned long long)h.welcome.session),
+		0);
 	CU_ASSERT_EQUAL(hand_finish(&h, 5, NULL, NULL, 5000), -ECANCELED);
 	CU_ASSERT_EQUAL(order(APR_FRAME_CANCEL, "{\"session\":999999}"), -ENOENT);
 	CU_ASSERT_EQUAL(order(APR_FRAME_CANCEL, "{}"), -EINVAL);
@@ -258,8 +272,8 @@ static void status_says_what_the_contract_names(void)
 	HAS_KEYS(j, "status", { "version", 's' }, { "abi", 's' }, { "pid", 'i' }, { "uptime_s", 'r' }, { "state", 's' },
 		 { "backend", 'o' }, { "models", 'a' }, { "memory", 'a' }, { "sessions", 'i' }, { "running", 'i' },
 		 { "queued", 'i' }, { "kv", 'o' }, { "graphs", 'o' });
-	HAS_KEYS(j, "status", { "worker_pid", 'i' }, { "restarts", 'i' }, { "loop", 'o' }, { "polling", 'o' }, { "threads", 'o' },
-		 { "connections", 'i' }, { "session_rows", 'a' }, { "totals", 'o' });
+	HAS_KEYS(j, "status", { "worker_pid", 'i' }, { "restarts", 'i' }, { "loop", 'o' }, { "polling", 'o' },
+		 { "threads", 'o' }, { "connections", 'i' }, { "session_rows", 'a' }, { "totals", 'o' });
 	HAS_KEYS(json_object_get(j, "backend"), "backend", { "name", 's' }, { "device", 's' }, { "why", 's' });
 	HAS_KEYS(json_object_get(j, "kv"), "kv", { "pages_total", 'i' }, { "pages_free", 'i' });
 	HAS_KEYS(json_object_get(j, "graphs"), "graphs", { "prefill", 'a' }, { "decode", 'a' }, { "bytes", 'i' },
@@ -273,8 +287,8 @@ static void status_says_what_the_contract_names(void)
 	CU_ASSERT_EQUAL(json_array_size(models), 1);
 	v = json_array_get(models, 0);
 	HAS_KEYS(v, "models[]", { "name", 's' }, { "path", 's' }, { "arch", 's' }, { "n_ctx", 'i' }, { "n_vocab", 'i' },
-		 { "numerics", 's' }, { "route", 's' }, { "bytes", 'i' }, { "id", 'i' }, { "kv_type", 's' }, { "weights", 's' },
-		 { "sampling", 'o' });
+		 { "numerics", 's' }, { "route", 's' }, { "bytes", 'i' }, { "id", 'i' }, { "kv_type", 's' },
+		 { "weights", 's' }, { "sampling", 'o' });
 	CU_ASSERT_EQUAL(strlen(json_string_value(json_object_get(v, "numerics"))), 32);
 	CU_ASSERT_EQUAL(json_integer_value(json_object_get(v, "n_vocab")), 320);
 	CU_ASSERT_TRUE(json_integer_value(json_object_get(v, "bytes")) > 0);
@@ -285,8 +299,9 @@ static void status_says_what_the_contract_names(void)
 	for (size_t i = 0; i < json_array_size(memory); i++)
 		HAS_KEYS(json_array_get(memory, i), "memory[]", { "purpose", 's' }, { "where", 's' }, { "bytes", 'i' });
 	v = json_array_get(json_object_get(j, "session_rows"), 0);
-	HAS_KEYS(v, "session_rows[]", { "session", 'i' }, { "name", 's' }, { "uid", 'i' }, { "tenant", 's' }, { "bytes", 'i' },
-		 { "sqes", 'i' }, { "cqes", 'i' }, { "wakes", 'i' }, { "parked", 'i' }, { "tokens", 'i' });
+	HAS_KEYS(v, "session_rows[]", { "session", 'i' }, { "name", 's' }, { "uid", 'i' }, { "tenant", 's' },
+		 { "bytes", 'i' }, { "sqes", 'i' }, { "cqes", 'i' }, { "wakes", 'i' }, { "parked", 'i' },
+		 { "tokens", 'i' });
 	json_decref(j);
 	hand_close(&h);
 }
@@ -309,7 +324,8 @@ static void drain_by_order(void)
 
 static const struct apr_test tests[] = {
 	{ "daemon_up", daemon_up, KEEPS_HEAP },
-	{ "status_says_what_the_contract_names", status_says_what_the_contract_names, KEEPS_HEAP }, /* jansson's hash seed */
+	{ "status_says_what_the_contract_names", status_says_what_the_contract_names,
+	  KEEPS_HEAP /* jansson's hash seed */ },
 	{ "load_generate_unload", load_generate_unload, 0 },
 	{ "vocabulary_is_shared", vocabulary_is_shared, 0 },
 	{ "gguf_bad_files_are_refused", gguf_bad_files_are_refused, 0 },

@@ -9,7 +9,9 @@ static struct daemon d;
 
 static struct apr_sqe text_sqe(const struct hand *h, uint8_t op, uint64_t user_data)
 {
-	struct apr_sqe s = { .op = op, .user_data = user_data, .in_len = 5, .max_tokens = op == APR_OP_GENERATE ? 4 : 0 };
+	struct apr_sqe s = {
+		.op = op, .user_data = user_data, .in_len = 5, .max_tokens = op == APR_OP_GENERATE ? 4 : 0
+	};
 
 	s.in_off = h->geo.req_arena_off;
 	memcpy((char *)h->req.base + s.in_off, "hello", 5);
@@ -18,8 +20,8 @@ static struct apr_sqe text_sqe(const struct hand *h, uint8_t op, uint64_t user_d
 
 static void case23_offsets_and_lengths(void)
 {
-	static const uint32_t values[] = { 0, 1, 7, 8, 4095, 4096, 131071, 131072, 131073, 1u << 30, 0x7fffffff, 0x80000000u,
-					   UINT32_MAX - 7, UINT32_MAX - 3, UINT32_MAX };
+	static const uint32_t values[] = { 0, 1, 7, 8, 4095, 4096, 131071, 131072, 131073, 1u << 30, 0x7fffffff,
+					   0x80000000u, UINT32_MAX - 7, UINT32_MAX - 3, UINT32_MAX };
 	struct hand h;
 	unsigned refused = 0, served = 0, n = sizeof(values) / sizeof(values[0]);
 
@@ -229,10 +231,15 @@ static void random_frames(void)
 static int lingering_socket(int *peer)
 {
 	struct linger l = { 1, 20 };
-	struct sockaddr_in { unsigned short family, port; unsigned addr; char pad[8]; } a = { AF_INET, 0, 0x0100007f, { 0 } };
+	struct sockaddr_in {
+		unsigned short family, port;
+		unsigned addr;
+		char pad[8];
+	} a = { AF_INET, 0, 0x0100007f, { 0 } };
 	socklen_t n = sizeof(a);
 	char block[65536];
-	int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), c = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0),
+	    c = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	memset(block, 0, sizeof(block));
 	if (bind(s, (struct sockaddr *)&a, sizeof(a)) || listen(s, 1) || getsockname(s, (struct sockaddr *)&a, &n))
@@ -262,7 +269,9 @@ static void passed_descriptors_block_nobody(void)
 		char space[CMSG_SPACE(sizeof(int))];
 	} control = { .space = { 0 } };
 	struct iovec iov = { &f, sizeof(f) };
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct msghdr msg = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)
+	};
 	struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
 	c->cmsg_level = SOL_SOCKET;
 	c->cmsg_type = SCM_RIGHTS;
@@ -306,7 +315,7 @@ static void case42_thousand_silent_clients(void)
 
 static void case42_other_namespaces(void)
 {
-	/* a client in a user namespace of its own is the overflow uid to the daemon; it is served, and freed at its end */
+	/* a client in a user namespace of its own is the overflow uid to the daemon: served, and freed at its end */
 	pid_t pid = fork();
 	if (!pid) {
 		if (unshare(CLONE_NEWUSER | CLONE_NEWPID))
@@ -329,8 +338,11 @@ static void case42_other_namespaces(void)
 static void case13_a_client_that_stops_reading(void)
 {
 	struct hand stuck, good;
-	struct { struct apr_param p; struct apr_sampling s; } par = { { APR_PARAM_SAMPLING, 0, sizeof(struct apr_sampling) },
-		{ .set = APR_SET_IGNORE_EOS, .ignore_eos = 1 } };
+	struct {
+		struct apr_param p;
+		struct apr_sampling s;
+	} par = { { APR_PARAM_SAMPLING, 0, sizeof(struct apr_sampling) },
+		  { .set = APR_SET_IGNORE_EOS, .ignore_eos = 1 } };
 
 	CU_ASSERT_EQUAL_FATAL(hand_open(&stuck, &d, NULL), 0);
 	struct apr_sqe s = text_sqe(&stuck, APR_OP_GENERATE, 1);
@@ -420,7 +432,8 @@ static void epoll_up(void)
 static const struct apr_test tests[] = {
 	{ "daemon_up", daemon_up, KEEPS_HEAP },
 	ATTACKS,
-	{ "case23_length_flips_while_it_is_read", case23_length_flips_while_it_is_read, KEEPS_HEAP }, /* threads' stacks */
+	{ "case23_length_flips_while_it_is_read", case23_length_flips_while_it_is_read,
+	  KEEPS_HEAP /* threads' stacks */ },
 	{ "daemon_down", daemon_down, KEEPS_HEAP },
 	{ "epoll_up", epoll_up, KEEPS_HEAP },
 	ATTACKS,

@@ -43,8 +43,14 @@ static void bad_model_ends_it_with_1(void)
 
 static void usage_is_2(void)
 {
-	static const char *const wrong[][6] = { { "--nonsense" }, { "-m" }, { "-c", "x", "-m", "a" }, { "-m", "a", "stray" },
-		{ "-m", "a", "--poll", "sometimes" }, { "-m", "a", "--kv-mem", "12Q" }, { "-m", "a", "--gpu-mem", "101%" }, { NULL } };
+	static const char *const wrong[][6] = { { "--nonsense" },
+						{ "-m" },
+						{ "-c", "x", "-m", "a" },
+						{ "-m", "a", "stray" },
+						{ "-m", "a", "--poll", "sometimes" },
+						{ "-m", "a", "--kv-mem", "12Q" },
+						{ "-m", "a", "--gpu-mem", "101%" },
+						{ NULL } };
 	struct daemon d;
 
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
@@ -128,8 +134,11 @@ static void case20_two_start_together(void)
 /* A long generation is under way on h. */
 static void start_long(struct hand *h, const struct daemon *d)
 {
-	struct { struct apr_param p; struct apr_sampling s; } par = { { APR_PARAM_SAMPLING, 0, sizeof(struct apr_sampling) },
-		{ .set = APR_SET_IGNORE_EOS, .ignore_eos = 1 } };
+	struct {
+		struct apr_param p;
+		struct apr_sampling s;
+	} par = { { APR_PARAM_SAMPLING, 0, sizeof(struct apr_sampling) },
+		  { .set = APR_SET_IGNORE_EOS, .ignore_eos = 1 } };
 	struct apr_sqe gen = { .op = APR_OP_GENERATE, .user_data = 1, .in_len = 4, .max_tokens = 1900 };
 	struct apr_cqe e;
 

@@ -40,7 +40,13 @@ static int ask(const struct daemon *where, unsigned k, struct answer *a)
 		ids[i] = (i * 31 + k / 2) % 300; /* pairs share a prefix */
 	apr_params_init(&p, space, sizeof(space));
 	apr_params_sampling(&p, &s);
-	struct apr_gen g = { .size = sizeof(g), .ids = ids, .n_ids = n, .max_tokens = 20 + k * 13 % 100, .has_seed = 1, .seed = k, .params = &p };
+	struct apr_gen g = { .size = sizeof(g),
+			     .ids = ids,
+			     .n_ids = n,
+			     .max_tokens = 20 + k * 13 % 100,
+			     .has_seed = 1,
+			     .seed = k,
+			     .params = &p };
 	a->e = apr_generate(c, &g, take, a, NULL, err, sizeof(err));
 	apr_close(c);
 	return a->e;
@@ -91,7 +97,8 @@ static long pss_kib(pid_t pid)
 static int nothing_left(void)
 {
 	/* pages of a sequence that was given up in mid-step come back at the step's end */
-	return status_becomes(&d, "sessions", 0) && status_becomes(&d, "running", 0) && status_becomes(&d, "queued", 0) &&
+	return status_becomes(&d, "sessions", 0) && status_becomes(&d, "running", 0) &&
+	       status_becomes(&d, "queued", 0) &&
 	       status_becomes(&d, "kv.pages_free", status_number(&d, "kv.pages_total"));
 }
 
@@ -359,7 +366,7 @@ static void unread_welcomes_wait_in_order(void)
 	CU_ASSERT_EQUAL(send(s[0], &ready, sizeof(ready), 0), (ssize_t)sizeof(ready));
 	CU_ASSERT_EQUAL(poll(&p[3], 1, 1000), 1);
 	CU_ASSERT_EQUAL(poll(&p[4], 1, 200), 0);
-	/* the third and fourth never say it: the fifth, who asked long before they had theirs, waits its time and is told */
+	/* the third and fourth never say it: the fifth, who asked long before they had theirs, is told so */
 	CU_ASSERT_TRUE(hand_recv(s[4], buf, sizeof(buf), fds, 6000) > (int)sizeof(ready));
 	CU_ASSERT_EQUAL(((struct apr_frame *)(void *)buf)->err, -EAGAIN);
 	/* then their time is over too, and a new one comes through; those that said it stay */

@@ -30,8 +30,9 @@ static void values_and_names(void)
 {
 	struct options o;
 
-	CU_ASSERT_EQUAL(parse(&o, "-m", "chat=/a/b.gguf", "-m", "/x/Big-00001-of-00003.gguf", "-m", "/y=z/plain.gguf", "-c", "100",
-			      "--kv-mem", "2G", "--gpu-mem", "80%", "--poll", "never", "-t", "3", NULL), 0);
+	CU_ASSERT_EQUAL(parse(&o, "-m", "chat=/a/b.gguf", "-m", "/x/Big-00001-of-00003.gguf", "-m", "/y=z/plain.gguf",
+			      "-c", "100", "--kv-mem", "2G", "--gpu-mem", "80%", "--poll", "never", "-t", "3", NULL),
+			0);
 	CU_ASSERT_EQUAL_FATAL(o.n_models, 3);
 	CU_ASSERT_STRING_EQUAL(o.models[0].name, "chat");
 	CU_ASSERT_STRING_EQUAL(o.models[0].path, "/a/b.gguf");
@@ -76,9 +77,10 @@ static const char *write_config(const char *text)
 static void file_under_command_line(void)
 {
 	struct options o;
-	const char *path = write_config("model = {\"f=/file.gguf\"}\nthreads = 4\ncontext = 512\nsocket = \"/tmp/x\"\nsocket-mode = \"0600\"\n"
-					"drain-ms = 77\nlimits { connections = 5 region-bytes = \"1M\" }\n"
-					"listener \"/tmp/web\" { tenant = \"web\" mode = \"0666\" }\n");
+	const char *path = write_config(
+		"model = {\"f=/file.gguf\"}\nthreads = 4\ncontext = 512\nsocket = \"/tmp/x\"\nsocket-mode = \"0600\"\n"
+		"drain-ms = 77\nlimits { connections = 5 region-bytes = \"1M\" }\n"
+		"listener \"/tmp/web\" { tenant = \"web\" mode = \"0666\" }\n");
 
 	CU_ASSERT_EQUAL(parse(&o, "--config", path, "-t", "2", NULL), 0);
 	CU_ASSERT_STRING_EQUAL(o.models[0].name, "f");
@@ -130,7 +132,10 @@ static void the_man_page_knows_every_option(void)
 
 	snprintf(path, sizeof(path), "%s", apr_test_program("../man/aprd.8"));
 	for (int up = 0; access(path, R_OK) && up < 3; up++)
-		snprintf(path, sizeof(path), "%s", up == 0 ? apr_test_program("../../man/aprd.8") : up == 1 ? apr_test_program("../../../man/aprd.8") : "man/aprd.8");
+		snprintf(path, sizeof(path), "%s",
+			 up == 0   ? apr_test_program("../../man/aprd.8")
+			 : up == 1 ? apr_test_program("../../../man/aprd.8")
+				   : "man/aprd.8");
 	char *text = file_text(path);
 	CU_ASSERT_PTR_NOT_NULL_FATAL(text);
 	CU_ASSERT_TRUE(strlen(text) > 1000);

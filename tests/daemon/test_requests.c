@@ -39,7 +39,8 @@ static int take(void *arg, const struct apr_token *t)
 }
 
 /* Prompt of `n` ids (i % 250), seed 1, end ids ignored, with an extra parameter list. */
-static struct run *generate_n(struct apr *c, uint32_t n, uint32_t max_tokens, const struct apr_params *p, uint32_t flags)
+static struct run *generate_n(struct apr *c, uint32_t n, uint32_t max_tokens, const struct apr_params *p,
+			      uint32_t flags)
 {
 	static struct run g;
 	uint64_t space[64];
@@ -52,8 +53,14 @@ static struct run *generate_n(struct apr *c, uint32_t n, uint32_t max_tokens, co
 		ids[i] = i % 250;
 	apr_params_init(&usual, space, sizeof(space));
 	apr_params_sampling(&usual, &s);
-	struct apr_gen gen = { .size = sizeof(gen), .ids = ids, .n_ids = n, .max_tokens = max_tokens, .has_seed = 1, .seed = 1,
-			       .flags = flags, .params = p ? p : &usual };
+	struct apr_gen gen = { .size = sizeof(gen),
+			       .ids = ids,
+			       .n_ids = n,
+			       .max_tokens = max_tokens,
+			       .has_seed = 1,
+			       .seed = 1,
+			       .flags = flags,
+			       .params = p ? p : &usual };
 	g.e = apr_generate(c, &gen, take, &g, &g.r, g.err, sizeof(g.err));
 	free(ids);
 	return &g;
@@ -367,9 +374,14 @@ static void case17_sampling_values(void)
 		for (int k = 0; k < 5; k++)
 			for (int q = 0; q < 3; q++)
 				for (int m = 0; m < 2; m++) {
-					struct apr_sampling s = { .set = APR_SET_TEMPERATURE | APR_SET_TOP_K | APR_SET_TOP_P | APR_SET_MIN_P |
-								  APR_SET_IGNORE_EOS, .temperature = temps[t], .top_k = top_ks[k],
-								  .top_p = top_ps[q], .min_p = min_ps[m], .ignore_eos = 1 };
+					struct apr_sampling s = { .set = APR_SET_TEMPERATURE | APR_SET_TOP_K |
+									 APR_SET_TOP_P | APR_SET_MIN_P |
+									 APR_SET_IGNORE_EOS,
+								  .temperature = temps[t],
+								  .top_k = top_ks[k],
+								  .top_p = top_ps[q],
+								  .min_p = min_ps[m],
+								  .ignore_eos = 1 };
 					int ok = t != 2 && t != 3 && t != 4 && q != 2;
 					apr_params_init(&p, space, sizeof(space));
 					apr_params_sampling(&p, &s);
@@ -546,7 +558,9 @@ static void cancel_and_timeout(void)
 {
 	struct hand h;
 	struct apr_cqe last = { 0 };
-	struct apr_sqe gen = { .op = APR_OP_GENERATE, .user_data = 1, .in_len = 8, .in_fmt = APR_IN_TEXT, .max_tokens = UINT32_MAX };
+	struct apr_sqe gen = {
+		.op = APR_OP_GENERATE, .user_data = 1, .in_len = 8, .in_fmt = APR_IN_TEXT, .max_tokens = UINT32_MAX
+	};
 	struct apr_sqe cancel = { .op = APR_OP_CANCEL, .user_data = 2, .arg = 1 };
 
 	CU_ASSERT_EQUAL_FATAL(hand_open(&h, &d, NULL), 0);

@@ -38,7 +38,8 @@ static void drain(struct stream *t, struct got *g)
 		g->bad += !well_formed(text, o.len);
 		memcpy(g->text + g->len, text, o.len);
 		g->len += o.len;
-		snprintf(g->chunks + strlen(g->chunks), sizeof(g->chunks) - strlen(g->chunks), "%.*s|", (int)o.len, (char *)text);
+		snprintf(g->chunks + strlen(g->chunks), sizeof(g->chunks) - strlen(g->chunks), "%.*s|", (int)o.len,
+			 (char *)text);
 		if (o.token)
 			g->ids[g->n_ids++] = o.id;
 		else
@@ -120,8 +121,8 @@ static void case07_invalid_bytes(void)
 	struct got g;
 
 	feed(NULL, "\xFF\1" "a\1\xC0\x80\1\xED\xA0\x80\1\xF0\x9F\1" "b", &g);
-	CU_ASSERT_STRING_EQUAL(g.text, "\xEF\xBF\xBD" "a" "\xEF\xBF\xBD\xEF\xBF\xBD" "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"
-			       "\xEF\xBF\xBD" "b");
+	CU_ASSERT_STRING_EQUAL(g.text, "\xEF\xBF\xBD" "a" "\xEF\xBF\xBD\xEF\xBF\xBD"
+			       "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD" "\xEF\xBF\xBD" "b");
 	CU_ASSERT_EQUAL(g.n_ids, 6);
 }
 
