@@ -264,9 +264,12 @@ static void case25_full_shared_memory_is_refused(void)
 	unsigned fds = 0;
 	pid_t worker = (pid_t)status_number(&d, "worker_pid");
 	for (int i = 0; i < 50; i++) {
-		CU_ASSERT_EQUAL(hand_open(&h, &d, i % 2 ? &big : &bigger), -ENOSPC);
+		int e = hand_open(&h, &d, i % 2 ? &big : &bigger);
+		CU_ASSERT_EQUAL(e, -ENOSPC);
 		CU_ASSERT_PTR_NOT_NULL(strstr(h.why, "no room"));
 		hand_close(&h);
+		if (e != -ENOSPC)
+			break;
 		if (i == 9) {
 			CU_ASSERT_TRUE(status_becomes(&d, "connections", 1));
 			fds = descriptors_of(worker);
