@@ -70,6 +70,7 @@ static int pick_auto(struct apr_engine *e)
 	}
 	e->info.fell_back = true;
 	snprintf(e->info.why, sizeof e->info.why, "auto: an NVIDIA device is here, but %s, so the CPU", err);
+	apr_engine_log(e, APR_LOG_WARN, "%s", e->info.why);
 	return 0;
 }
 
@@ -109,8 +110,8 @@ static void pass_log(void *arg, int level, const char *line)
 
 static int open_backend(struct apr_engine *e, char *err, size_t errlen)
 {
-	struct apr_backend_config bc = {.threads = e->cfg.threads, .device = e->device, .memory = e->cfg.gpu_mem, .log = pass_log,
-	                                .log_arg = e};
+	struct apr_backend_config bc = {.threads = e->cfg.threads, .device = e->device, .memory = e->cfg.gpu_mem,
+	                                .log = pass_log, .log_arg = e};
 	int rc;
 
 	e->notify_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -21,16 +21,15 @@ extern const struct apr_backend apr_cuda_backend __attribute__((visibility("defa
 
 /* ---- errors and the log ------------------------------------------------------------- */
 
-int graphs_fail(int rc, char *err, size_t errlen, const char *fmt, ...)
+void graphs_say(char *err, size_t errlen, const char *fmt, ...)
 {
 	va_list ap;
 
-	if (err && errlen) {
-		va_start(ap, fmt);
-		vsnprintf(err, errlen, fmt, ap);
-		va_end(ap);
-	}
-	return rc;
+	if (!err || !errlen)
+		return;
+	va_start(ap, fmt);
+	vsnprintf(err, errlen, fmt, ap);
+	va_end(ap);
 }
 
 void graphs_log(const struct apr_backend_ctx *c, int level, const char *fmt, ...)
@@ -63,9 +62,13 @@ int graphs_cuda(struct apr_backend_ctx *c, cudaError_t rc, const char *what, cha
 static int find_device(const struct apr_backend_config *cfg, struct cudaDeviceProp *p, char *err, size_t errlen)
 {
 	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-	int n = 0;
+	int n = 0, driver = 0;
 	cudaError_t rc = cudaGetDeviceCount(&n);
 
+	if (rc == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && !driver)
+		return graphs_fail(-ENODEV, err, errlen, "CUDA: no driver here");
+	if (rc == cudaErrorNoDevice && visible)
+		return graphs_fail(-ENODEV, err, errlen, "CUDA: no device here (CUDA_VISIBLE_DEVICES is \"%s\")", visible);
 	if (rc != cudaSuccess)
 		return graphs_fail(-ENODEV, err, errlen, "CUDA: %s", cudaGetErrorString(rc));
 	if (cfg->device >= (uint32_t)n)
@@ -250,6 +253,28 @@ static void unreserve(struct apr_backend_ctx *c, struct apr_plan *plan)
 	}
 }
 
+#ifdef APR_ARENA_SPLIT
+/* For tests: every line an allocation of its own, full of NaN but for what must start as zeros, so that a read past a
+ * buffer's end or of what nobody wrote shows. */
+static int split(struct apr_backend_ctx *c, struct apr_plan *plan, char *err, size_t errlen)
+{
+	uint32_t i;
+	int rc = 0;
+
+	for (i = 0; i < plan->n && !rc; i++) {
+		struct apr_plan_line *l = &plan->line[i];
+		bool zero = !strcmp(l->purpose, "decode scratch") || !strcmp(l->purpose, "step rows");
+
+		if (!in_arena(l, APR_PLACE_DEVICE))
+			continue;
+		rc = graphs_cuda(c, cudaMalloc(&l->base, l->bytes), l->purpose, err, errlen); /* never freed: a test's process ends */
+		if (!rc)
+			rc = graphs_cuda(c, cudaMemsetAsync(l->base, zero ? 0 : 0xff, l->bytes, c->setup), l->purpose, err, errlen);
+	}
+	return rc ? rc : graphs_cuda(c, cudaStreamSynchronize(c->setup), "clearing memory", err, errlen);
+}
+#endif
+
 static int reserve(struct apr_backend_ctx *c, struct apr_plan *plan, char *err, size_t errlen)
 {
 	uint64_t device = lay_out(plan, APR_PLACE_DEVICE, NULL), pinned = lay_out(plan, APR_PLACE_PINNED, NULL);
@@ -275,7 +300,11 @@ static int reserve(struct apr_backend_ctx *c, struct apr_plan *plan, char *err, 
 	memset(h, 0, pinned);
 	lay_out(plan, APR_PLACE_DEVICE, d);
 	lay_out(plan, APR_PLACE_PINNED, h);
-	return 0;
+#ifdef APR_ARENA_SPLIT
+	cudaFree(d);
+	rc = split(c, plan, err, errlen);
+#endif
+	return rc;
 }
 
 static int upload(struct apr_backend_ctx *c, void *dst, const void *src, uint64_t bytes)

@@ -143,8 +143,13 @@ static inline uint64_t round_up(uint64_t n, uint64_t to)
 {
 	return (n + to - 1) / to * to;
 }
-/* Fills err (which may be NULL) and is rc. */
-__attribute__((format(printf, 4, 5))) int graphs_fail(int rc, char *err, size_t errlen, const char *fmt, ...);
+__attribute__((format(printf, 3, 4))) void graphs_say(char *err, size_t errlen, const char *fmt, ...);
+static inline int graphs_rc(int rc)
+{
+	return rc;
+}
+/* Fills err (which may be NULL) and is rc. A macro, so that whoever analyses a caller sees which rc that is. */
+#define graphs_fail(rc, err, errlen, ...) (graphs_say(err, errlen, __VA_ARGS__), graphs_rc(rc))
 __attribute__((format(printf, 3, 4))) void graphs_log(const struct apr_backend_ctx *c, int level, const char *fmt, ...);
 /* A CUDA error as -errno, kept in c->sticky; err says what could not be done. */
 int graphs_cuda(struct apr_backend_ctx *c, cudaError_t rc, const char *what, char *err, size_t errlen);

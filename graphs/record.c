@@ -13,6 +13,8 @@
 
 #include "graphs/graphs.h"
 
+#define MAX_NODES 8192
+
 struct recorder {
 	struct apr_backend_model *m;
 	enum apr_graph_kind kind;
@@ -223,10 +225,10 @@ static const char *where(char *buf, size_t len, const struct job *j)
 /* Kernels, copies and fills alone: nothing that allocates, calls the host or waits for it. */
 static int check_nodes(cudaGraph_t g, char *err, size_t errlen)
 {
-	static cudaGraphNode_t node[8192]; /* recording is on one thread at a time */
+	static cudaGraphNode_t node[MAX_NODES]; /* recording is on one thread at a time */
 	size_t n = 0, i;
 
-	if (cudaGraphGetNodes(g, NULL, &n) || n > sizeof node / sizeof *node || cudaGraphGetNodes(g, node, &n))
+	if (cudaGraphGetNodes(g, NULL, &n) || n > MAX_NODES || cudaGraphGetNodes(g, node, &n))
 		return graphs_fail(-EIO, err, errlen, "a graph of %zu nodes cannot be checked", n);
 	for (i = 0; i < n; i++) {
 		enum cudaGraphNodeType t;

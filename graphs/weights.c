@@ -199,7 +199,7 @@ static void count_vector(struct sums *s, const struct apr_weight *w)
 
 static void count_layer(struct sums *s, const struct apr_model *m, const struct apr_layer *la)
 {
-	const struct apr_weight *v[] = {&la->attn_norm, &la->post_attn_norm, &la->ffn_norm, &la->post_ffn_norm, &la->bq,
+	const struct apr_weight *v[10] = {&la->attn_norm, &la->post_attn_norm, &la->ffn_norm, &la->post_ffn_norm, &la->bq,
 	                                &la->bk, &la->bv, &la->bo, &la->q_norm, &la->k_norm};
 	struct layer_mats w = {0};
 	size_t i;
@@ -211,7 +211,7 @@ static void count_layer(struct sums *s, const struct apr_model *m, const struct 
 	count(s, &w.wo.m, true);
 	count(s, &w.up.m, true);
 	count(s, &w.down.m, true);
-	for (i = 0; i < sizeof v / sizeof *v; i++)
+	for (i = 0; i < 10; i++)
 		count_vector(s, v[i]);
 }
 
@@ -295,16 +295,16 @@ int graphs_bad_mat(const struct apr_mat *m, const char *what, char *err, size_t 
 
 static int check_layer(const struct apr_model *m, uint32_t i, char *err, size_t errlen)
 {
-	static const char *const name[] = {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"};
+	static const char *const name[6] = {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"};
 	const struct apr_layer *la = &m->layers[i];
 	struct layer_mats w = {0};
-	const struct apr_mat *mat[] = {&w.wq.m, &w.wk.m, &w.wv.m, &w.wo.m, &w.up.m, &w.down.m};
+	const struct apr_mat *mat[6] = {&w.wq.m, &w.wk.m, &w.wv.m, &w.wo.m, &w.up.m, &w.down.m};
 	char what[48];
 	size_t k;
 	int rc = 0;
 
 	describe_layer(m, la, &w);
-	for (k = 0; k < sizeof mat / sizeof *mat && !rc; k++) {
+	for (k = 0; k < 6 && !rc; k++) {
 		snprintf(what, sizeof what, "blk.%u %s", i, name[k]);
 		rc = graphs_bad_mat(mat[k], what, err, errlen);
 	}
@@ -374,10 +374,14 @@ static void upload_slice(struct loader *l, const struct apr_mat *w, const uint8_
 static void upload(struct loader *l, struct mat *w, const struct apr_weight *a, const struct apr_weight *b, bool widen)
 {
 	uint32_t unit = slice_unit(&w->m), each = b ? 2 : 1, first, n, rows;
-	uint64_t pair = apr_cuda_tile_bytes(w->m.tile, w->m.n_in, 32);
+	uint64_t pair = apr_cuda_tile_bytes(w->m.tile, w->m.n_in, 32), rb = row_bytes(&w->m);
 	uint8_t *tiles = take(&l->tiles, apr_cuda_tile_bytes(w->m.tile, w->m.n_in, w->m.n_out));
 
-	rows = (uint32_t)((l->half - 1024) / (row_bytes(&w->m) * each));
+	if (!rb) { /* check_model has refused it */
+		l->rc = -EINVAL;
+		return;
+	}
+	rows = (uint32_t)((l->half - 1024) / (rb * each));
 	rows = rows / unit * unit;
 	if (rows < unit)
 		rows = unit; /* the half was sized for that */
