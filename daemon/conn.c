@@ -226,6 +226,11 @@ static void greet(struct worker *w, struct conn *k)
 {
 	const char *why = "no memory";
 	struct session *s;
+
+	if (w->state == STATE_DRAINING) {
+		conn_refuse(w, k, APR_FRAME_WELCOME, -ESHUTDOWN, "aprd is draining");
+		return;
+	}
 	int e = session_new(&w->sessions, k->who, &k->hello, &s, &why);
 
 	k->state = CONN_LIVE;
@@ -260,7 +265,7 @@ static void serve_waiting(struct worker *w, struct identity *who)
 	/* a refusal may end the last connection of `who`, so it is looked for before it is looked at */
 	uint32_t left = who->connections;
 
-	while (left && w->models_ready && who->unread < UNREAD_MAX) {
+	while (left && (w->state == STATE_DRAINING || (w->models_ready && who->unread < UNREAD_MAX))) {
 		left--;
 		struct conn *oldest = NULL;
 		for (struct conn *k = w->conns; k; k = k->next)
@@ -518,6 +523,12 @@ void conns_ready(struct worker *w)
 		if (k->state == CONN_WAITING)
 			k->since = now;
 	look_by(w, now + hello_ns(w));
+	for (struct identity *who = w->sessions.identities; who; who = who->next)
+		want_serving(w, who);
+}
+
+void conns_draining(struct worker *w)
+{
 	for (struct identity *who = w->sessions.identities; who; who = who->next)
 		want_serving(w, who);
 }

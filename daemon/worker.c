@@ -273,7 +273,7 @@ int worker_reload(struct worker *w, char *err, size_t errlen)
 static void stop(struct worker *w, uint32_t ms, struct mail *letter)
 {
 	w->state = STATE_DRAINING;
-	conns_unlisten(w);
+	conns_draining(w); /* still listening: whoever comes is told why nothing is taken */
 	if (letter == &w->core.drain)
 		w->core.drain_ms = ms;
 	letter->fn = letter == &w->core.drain ? core_drain : core_drain_now;
@@ -308,6 +308,7 @@ static void on_drained(void *io, struct mail *m)
 	struct worker *w = io;
 
 	(void)m;
+	conns_unlisten(w);
 	conns_bye(w, APR_REASON_SHUTDOWN, "aprd ends");
 	tell(w, CTL_DRAINED, 0);
 	w->end = true;

@@ -91,6 +91,7 @@ int worker_reload(struct worker *w, char *err, size_t errlen);
 /* conn.c */
 int conns_listen(struct worker *w);
 void conns_unlisten(struct worker *w);
+void conns_draining(struct worker *w); /* no more sessions: those who wait are told so */
 void conns_ready(struct worker *w);   /* models are there: those who wait are welcomed */
 void conns_serve(struct worker *w);   /* WELCOMEs that may go out now */
 uint64_t conns_tick(struct worker *w, uint64_t now); /* time limits; when to call again */

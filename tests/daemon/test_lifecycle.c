@@ -195,6 +195,45 @@ static void case21_drain_lets_it_finish(void)
 	hand_close(&h);
 }
 
+/* The socket is asked as a client and as the administrator, while a request is still running. */
+static void case21_status_while_draining(void)
+{
+	struct daemon d;
+	struct hand h, late;
+	struct apr_frame ask = { APR_FRAME_MAGIC, APR_FRAME_STATUS, 0, sizeof(ask), 0 };
+	char buf[4096];
+
+	CU_ASSERT_TRUE_FATAL(daemon_start(&d, "c21d", NULL));
+	start_long(&h, &d); /* parks for want of a reader: the drain lasts */
+	kill(d.pid, SIGTERM);
+	sleep_ms(100);
+	for (int i = 0; i < 3; i++) {
+		double began = now_s();
+		json_t *j = status_of(&d);
+		CU_ASSERT_TRUE(now_s() - began < 0.5);
+		const char *state = json_string_value(json_object_get(j, "state"));
+		CU_ASSERT_TRUE(state && !strcmp(state, "draining"));
+		json_decref(j);
+
+		int sock = hand_socket(&d);
+		CU_ASSERT_TRUE_FATAL(sock >= 0);
+		CU_ASSERT_EQUAL(send(sock, &ask, sizeof(ask), MSG_NOSIGNAL), (ssize_t)sizeof(ask));
+		int n = hand_recv(sock, buf, sizeof(buf) - 1, NULL, 500);
+		CU_ASSERT_TRUE_FATAL(n > (int)sizeof(ask));
+		buf[n] = '\0';
+		CU_ASSERT_PTR_NOT_NULL(strstr(buf + sizeof(ask), "draining"));
+		close(sock);
+
+		began = now_s();
+		CU_ASSERT_EQUAL(hand_open(&late, &d, NULL), -ESHUTDOWN);
+		CU_ASSERT_TRUE(now_s() - began < 0.5);
+		hand_close(&late);
+	}
+	kill(d.pid, SIGTERM);
+	CU_ASSERT_EQUAL(daemon_wait(&d, 5), 0);
+	hand_close(&h);
+}
+
 static void case21_second_sigterm_is_now(void)
 {
 	struct daemon d;
@@ -520,6 +559,7 @@ static const struct apr_test tests[] = {
 	{ "case20_two_start_together", case20_two_start_together, 0 },
 	{ "case21_drain_tells_why", case21_drain_tells_why, 0 },
 	{ "case21_drain_lets_it_finish", case21_drain_lets_it_finish, 0 },
+	{ "case21_status_while_draining", case21_status_while_draining, 0 },
 	{ "case21_second_sigterm_is_now", case21_second_sigterm_is_now, 0 },
 	{ "case22_log_is_rate_limited", case22_log_is_rate_limited, 0 },
 	{ "case37_stderr_closed_full_or_unread", case37_stderr_closed_full_or_unread, 0 },
