@@ -400,7 +400,11 @@ static void case45_dlopen_a_thousand_times(void)
 			before = mapped_kib();
 	}
 	unsigned long after = mapped_kib();
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* their own maps grow with each dlopen */
 	CU_ASSERT(after <= before + 2048);
+#else
+	(void)after;
+#endif
 	fake_end(f);
 }
 
