@@ -44,6 +44,30 @@ static void help_and_version_exit_0(void)
 	CU_ASSERT_PTR_NOT_NULL(strstr(c.out, APR_VERSION));
 }
 
+/* A closed standard output must not become the daemon's socket: the answer would be sent there. */
+static void closed_stdout(void)
+{
+	static const char script[] = "exec \"$0\" \"$@\" >&-", all[] = "exec \"$0\" \"$@\" <&- >&- 2>&-",
+			  input[] = "exec \"$0\" \"$@\" <&-";
+	struct fake *f = cli_fake(&c, NULL);
+	char sock[160], program[4096];
+
+	snprintf(sock, sizeof(sock), "%s", c.socket);
+	snprintf(program, sizeof(program), "%s", apr_test_program("aprctl"));
+	c.socket = NULL;
+#define WITH(how, text) cli_run_program(&c, "/bin/sh", \
+	(const char *const[]){"-c", how, program, "-s", sock, "tokenize", text, NULL})
+	CU_ASSERT_EQUAL(WITH(script, "hi"), 1);
+	CU_ASSERT_STRING_EQUAL(c.err, "aprctl: standard output is closed\n");
+	CU_ASSERT_EQUAL(WITH(all, "hi"), 1);
+	CU_ASSERT_EQUAL(WITH(input, "-"), 1);
+	CU_ASSERT(cli_one_line(&c));
+	CU_ASSERT_EQUAL(WITH(input, "hi"), 0);
+#undef WITH
+	CU_ASSERT(c.out_len > 1);
+	fake_end(f);
+}
+
 static void no_daemon_says_what_to_do(void)
 {
 	memset(&c, 0, sizeof(c));
@@ -565,6 +589,7 @@ static const struct apr_test tests[] = {
 	{"no_daemon_says_what_to_do", no_daemon_says_what_to_do, 0},
 	{"options_and_man_page_agree", options_and_man_page_agree, 0},
 	/* the first JSON object of a process, and the first thread, allocate what stays */
+	{"closed_stdout", closed_stdout, KEEPS_HEAP},
 	{"status_has_the_promised_fields", status_has_the_promised_fields, KEEPS_HEAP},
 	{"generate_streams_text", generate_streams_text, 0},
 	{"generate_json_has_the_promised_fields", generate_json_has_the_promised_fields, 0},
