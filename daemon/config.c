@@ -9,10 +9,15 @@
 #include "daemon/options.h"
 #include <confuse.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FILE_MAX ((size_t)1 << 20) /* bytes: no list of settings is longer */
 
 static struct {
 	const char *file; /* sections that stand only once do not know it */
@@ -104,6 +109,37 @@ static int check_gpu(cfg_t *cfg, cfg_opt_t *opt)
 	return 0;
 }
 
+/* Settings whose value is a name: what is not set stays unset, what is set to nothing is refused. */
+static int check_name(cfg_t *cfg, cfg_opt_t *opt)
+{
+	static const struct { const char *name; int (*check)(const char *); const char *what; } names[] = {
+		{ "socket", options_socket, "not a path that a socket can have" },
+		{ "backend", options_backend, "not one of auto, cpu, cuda, cuda:N" },
+		{ "route", options_route, "not auto, and not the name of a route" },
+		{ "kv-type", options_kv_type, "not one of f16, f32, bf16" },
+	};
+	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
+
+	for (size_t i = 0; s && i < sizeof(names) / sizeof(names[0]); i++) {
+		if (!strcmp(opt->name, names[i].name) && names[i].check(s)) {
+			cfg_error(cfg, "%s: %s: \"%s\"", opt->name, names[i].what, s);
+			return -1;
+		}
+	}
+	return 0;
+}
+
+static int check_listener(cfg_t *cfg, cfg_opt_t *opt)
+{
+	const char *path = cfg_title(cfg_opt_getnsec(opt, cfg_opt_size(opt) - 1));
+
+	if (!path || options_socket(path)) {
+		cfg_error(cfg, "listener: not a path that a socket can have: \"%s\"", path ? path : "");
+		return -1;
+	}
+	return 0;
+}
+
 static gid_t group_of(const char *s)
 {
 	struct group *g = s && *s ? getgrnam(s) : NULL;
@@ -190,6 +226,49 @@ static int take(struct options *o, cfg_t *cfg)
 	return 0;
 }
 
+/* The whole file as text. 0, or -errno; what is wrong is told. */
+static int slurp(const char *path, char **text)
+{
+	const char *why = NULL;
+	struct stat st;
+	size_t n = 0;
+	int e = 0;
+	/* O_NONBLOCK: a pipe without a writer is refused, not waited for */
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+
+	*text = NULL;
+	if (fd < 0 || fstat(fd, &st))
+		e = -errno;
+	else if (!S_ISREG(st.st_mode))
+		e = -EINVAL, why = "not a regular file";
+	else if (!(*text = malloc(FILE_MAX + 2)))
+		e = -ENOMEM;
+	while (!e && n <= FILE_MAX) {
+		ssize_t got = read(fd, *text + n, FILE_MAX + 1 - n);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			e = -errno;
+		if (got <= 0)
+			break;
+		n += (size_t)got;
+	}
+	if (!e && n > FILE_MAX)
+		e = -EFBIG, why = "more than 1 MiB: not a configuration file";
+	else if (!e && memchr(*text, 0, n))
+		e = -EINVAL, why = "holds a NUL byte: not a text file";
+	if (fd >= 0)
+		close(fd);
+	if (e) {
+		log_error("%s: %s", path, why ? why : strerror(-e));
+		free(*text);
+		*text = NULL;
+	} else {
+		(*text)[n] = '\0';
+	}
+	return e;
+}
+
 int config_read(struct options *o)
 {
 	cfg_opt_t limits[] = {
@@ -237,15 +316,25 @@ int config_read(struct options *o)
 					      "park-pages-ms", "park-end-ms", "limits|connections", "limits|sessions",
 					      "limits|in-flight", "limits|prio-max" };
 	static const char *const sizes[] = { "kv-mem", "limits|region-bytes", "limits|all-regions" };
-	cfg_t *cfg = cfg_init(opts, CFGF_NONE);
+	static const char *const names[] = { "socket", "backend", "route", "kv-type" };
+	char *text;
+	int e = slurp(o->config, &text);
 
-	if (!cfg)
+	if (e)
+		return e;
+	cfg_t *cfg = cfg_init(opts, CFGF_NONE);
+	if (!cfg) {
+		free(text);
 		return -ENOMEM;
+	}
 	cfg_set_error_function(cfg, tell);
 	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
 		cfg_set_validate_func(cfg, counts[i], check_count);
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
 		cfg_set_validate_func(cfg, sizes[i], check_size);
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		cfg_set_validate_func(cfg, names[i], check_name);
+	cfg_set_validate_func(cfg, "listener", check_listener);
 	cfg_set_validate_func(cfg, "gpu-mem", check_gpu);
 	cfg_set_validate_func(cfg, "socket-mode", check_mode);
 	cfg_set_validate_func(cfg, "listener|mode", check_mode);
@@ -255,11 +344,7 @@ int config_read(struct options *o)
 	cfg_set_validate_func(cfg, "log-level", check_word);
 
 	reading.file = o->config;
-	int e, r = cfg_parse(cfg, o->config);
-	if (r == CFG_FILE_ERROR) {
-		e = errno ? -errno : -EIO;
-		log_error("%s: %s", o->config, strerror(-e));
-	} else if (r != CFG_SUCCESS) {
+	if (cfg_parse_buf(cfg, text) != CFG_SUCCESS) {
 		e = -EINVAL;
 	} else {
 		e = take(o, cfg);
@@ -268,5 +353,6 @@ int config_read(struct options *o)
 				  e == -EINVAL ? "a model entry is not [NAME=]FILE" : strerror(-e));
 	}
 	cfg_free(cfg);
+	free(text);
 	return e;
 }

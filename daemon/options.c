@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* Owns: the option table and its reading. See options.h. */
 #include "daemon/options.h"
+#include "daemon/sockets.h"
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/un.h>
 
 enum {
 	OPT_ROUTE = 256,
@@ -201,6 +203,45 @@ int options_poll(const char *s, enum poll_mode *mode)
 	return -EINVAL;
 }
 
+static int one_of(const char *s, const char *const *names)
+{
+	while (*names && strcmp(s, *names) != 0)
+		names++;
+	return *names ? 0 : -EINVAL;
+}
+
+int options_backend(const char *s)
+{
+	static const char *const names[] = { "auto", "cpu", "cuda", NULL };
+	size_t digits = strncmp(s, "cuda:", 5) ? 0 : strspn(s + 5, "0123456789");
+
+	return digits && digits < 5 && !s[5 + digits] && atoi(s + 5) < 1024 ? 0 : one_of(s, names);
+}
+
+int options_route(const char *s)
+{
+	/* of enum apr_route_id; which of them a backend has is its own matter, when it starts */
+	static const char *const names[] = { "auto", "f32", "quant", "fp16", "fp8", "fp8-fast", "fused", "int16", NULL };
+
+	return one_of(s, names);
+}
+
+int options_kv_type(const char *s)
+{
+	static const char *const names[] = { "f16", "f32", "bf16", NULL };
+
+	return one_of(s, names);
+}
+
+int options_socket(const char *s)
+{
+	char admin[sizeof(((struct sockaddr_un *)0)->sun_path)];
+
+	if (!*s)
+		return -EINVAL;
+	return strlen(s) >= sizeof(admin) || sockets_admin_path(s, admin, sizeof(admin)) ? -ENAMETOOLONG : 0;
+}
+
 static int number(const char *s, uint32_t max, uint32_t *out)
 {
 	char *end;
@@ -215,6 +256,13 @@ static int number(const char *s, uint32_t max, uint32_t *out)
 	return 0;
 }
 
+static int set_sound(char **slot, const char *arg, int (*check)(const char *))
+{
+	int e = check(arg);
+
+	return e ? e : options_set(slot, arg);
+}
+
 /* One option of the command line. 0 or -errno. */
 static int apply(struct options *o, int val, const char *arg)
 {
@@ -223,12 +271,12 @@ static int apply(struct options *o, int val, const char *arg)
 
 	switch (val) {
 	case 'm': return options_add_model(o, arg);
-	case 's': return *arg ? options_set(&o->socket, arg) : -EINVAL;
-	case 'b': return options_set(&o->backend, arg);
+	case 's': return set_sound(&o->socket, arg, options_socket);
+	case 'b': return set_sound(&o->backend, arg, options_backend);
 	case 'c': return number(arg, UINT32_MAX - 1, &o->n_ctx);
 	case 't': return number(arg, 4096, &o->threads);
-	case OPT_ROUTE: return options_set(&o->route, arg);
-	case OPT_KV_TYPE: return options_set(&o->kv_type, arg);
+	case OPT_ROUTE: return set_sound(&o->route, arg, options_route);
+	case OPT_KV_TYPE: return set_sound(&o->kv_type, arg, options_kv_type);
 	case OPT_KV_MEM: return options_size(arg, &o->kv_mem);
 	case OPT_GPU_MEM: return options_gpu_mem(o, arg);
 	case OPT_FUSED:
@@ -303,7 +351,7 @@ static int pass(struct options *o, int argc, char **argv, bool apply_all)
 				if (option_table[i].val == val)
 					snprintf(what, sizeof(what), "not a value for --%s (%s):", option_table[i].name,
 						 option_table[i].arg);
-			return usage(what, optarg);
+			return usage(what, *optarg ? optarg : "''");
 		}
 	}
 	if (optind < argc)
@@ -341,6 +389,9 @@ int options_parse(struct options *o, int argc, char **argv)
 	}
 	if (e)
 		return e;
+	for (size_t i = 0; o->socket && i < o->n_listeners; i++)
+		if (!strcmp(o->listeners[i].path, o->socket))
+			return usage("a listener of the file has the path of -s, --socket:", o->socket);
 	for (size_t i = 0; i < o->n_models; i++)
 		for (size_t j = 0; j < i; j++)
 			if (!strcmp(o->models[i].name, o->models[j].name))

@@ -76,6 +76,10 @@ int options_size(const char *s, uint64_t *bytes);          /* 512M, 4G, 1048576 
 int options_gpu_mem(struct options *o, const char *s);     /* SIZE or N% */
 int options_set(char **slot, const char *value);
 int options_poll(const char *s, enum poll_mode *mode);
+int options_backend(const char *s);                        /* auto, cpu, cuda, cuda:N */
+int options_route(const char *s);                          /* auto, or a route of some backend */
+int options_kv_type(const char *s);                        /* f16, f32, bf16 */
+int options_socket(const char *s);                         /* a path that a socket, and its admin socket, can have */
 
 /* config.c: reads o->config into o; a fault is told with file and line on stderr: -EINVAL, or -errno. */
 int config_read(struct options *o);

@@ -61,6 +61,29 @@ static void wrong_usage(void)
 	options_free(&o);
 	CU_ASSERT_EQUAL(parse(&o, "-s", "", NULL), 2);
 	options_free(&o);
+
+	static const char *const bad[][2] = { { "--route", "x" },   { "--route", "" },	  { "--route", "-1" },
+					      { "--kv-type", "x" }, { "--kv-type", "" },  { "-b", "x" },
+					      { "-b", "" },	    { "-b", "cuda:" },	  { "-b", "cuda:1x" },
+					      { "-b", "cuda:1024" } };
+	static const char *const good[][2] = { { "--route", "auto" },  { "--route", "int16" }, { "--route", "fp8-fast" },
+					       { "--kv-type", "bf16" }, { "-b", "cuda" },	{ "-b", "cuda:1023" } };
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		CU_ASSERT_EQUAL(parse(&o, bad[i][0], bad[i][1], NULL), 2);
+		options_free(&o);
+	}
+	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+		CU_ASSERT_EQUAL(parse(&o, good[i][0], good[i][1], NULL), 0);
+		options_free(&o);
+	}
+	char path[300]; /* the admin socket's path, by six longer, must fit too */
+	memset(path, 'p', sizeof(path));
+	for (size_t n = 100; n < 300; n += 7) {
+		path[n] = '\0';
+		CU_ASSERT_EQUAL(parse(&o, "-s", path, NULL), n + 6 < 108 ? 0 : 2);
+		options_free(&o);
+		path[n] = 'p';
+	}
 }
 
 static const char *write_config(const char *text)
@@ -101,6 +124,8 @@ static void file_under_command_line(void)
 	options_free(&o);
 }
 
+#define LONG "a-name-of-fifty-bytes-----------------------------"
+
 static void file_errors_name_the_line(void)
 {
 	static const struct { const char *text, *line, *what; } bad[] = {
@@ -110,6 +135,13 @@ static void file_errors_name_the_line(void)
 		{ "limits {\n connections = -4\n}\n", ":2:", "connections" },
 		{ "socket-mode = \"9\"\n", ":1:", "socket-mode" },
 		{ "log-level = \"loud\"\n", ":1:", "loud" },
+		{ "\nroute = \"x\"\n", ":2:", "route: " },
+		{ "route = \"\"\n", ":1:", "route: " },
+		{ "kv-type=\"x\"", ":1:", "kv-type: " },
+		{ "backend=\"cuda:\"", ":1:", "backend: " },
+		{ "socket=\"\"", ":1:", "socket: " },
+		{ "listener \"\" {}", ":1:", "listener: " },
+		{ "listener \"/" LONG LONG LONG LONG LONG LONG "\" {}", ":1:", "listener: " },
 	};
 
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -123,6 +155,42 @@ static void file_errors_name_the_line(void)
 	}
 	struct options o;
 	CU_ASSERT_EQUAL(parse(&o, "--config", "/none/such", NULL), -ENOENT);
+	options_free(&o);
+}
+
+/* What is no configuration file: one line that names it, status 1, at once. */
+static void what_is_no_file_is_refused(void)
+{
+	char fifo[160], nul[160], big[160];
+	const char *paths[] = { fifo, "/dev/zero", apr_test_tmpdir(), nul, big, "/none/such" };
+	FILE *f;
+
+	snprintf(fifo, sizeof(fifo), "%s/fifo", apr_test_tmpdir());
+	CU_ASSERT_EQUAL(mkfifo(fifo, 0600), 0);
+	snprintf(nul, sizeof(nul), "%s/nul", apr_test_tmpdir());
+	f = fopen(nul, "we");
+	CU_ASSERT_EQUAL(fwrite("\0\0\0", 1, 3, f), 3);
+	fclose(f);
+	snprintf(big, sizeof(big), "%s/big", apr_test_tmpdir());
+	f = fopen(big, "we");
+	for (int i = 0; i < (1 << 20) + 1; i++)
+		fputc('#', f);
+	fclose(f);
+	for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+		struct daemon d;
+		daemon_name(&d, "no-config");
+		const char *args[] = { "--config", paths[i], "--check-config", NULL };
+		daemon_spawn(&d, args);
+		CU_ASSERT_EQUAL(daemon_wait(&d, 2), 1);
+		char *text = file_text(d.log), *line = text ? strchr(text, '\n') : NULL;
+		CU_ASSERT_TRUE(line && !line[1]); /* one line */
+		CU_ASSERT_PTR_NOT_NULL(strstr(text, paths[i]));
+		free(text);
+	}
+	struct options o;
+	CU_ASSERT_EQUAL(parse(&o, "--config", write_config("listener \"/tmp/s\" {}"), "-s", "/tmp/s", NULL), 2);
+	options_free(&o);
+	CU_ASSERT_EQUAL(parse(&o, "--config", write_config(""), NULL), 0);
 	options_free(&o);
 }
 
@@ -156,6 +224,7 @@ static const struct apr_test tests[] = {
 	{ "wrong_usage", wrong_usage, KEEPS_HEAP },
 	{ "file_under_command_line", file_under_command_line, KEEPS_HEAP },
 	{ "file_errors_name_the_line", file_errors_name_the_line, KEEPS_HEAP },
+	{ "what_is_no_file_is_refused", what_is_no_file_is_refused, KEEPS_HEAP },
 	{ "the_man_page_knows_every_option", the_man_page_knows_every_option, 0 },
 };
 
