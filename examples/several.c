@@ -54,8 +54,13 @@ int main(int argc, char **argv)
 	const struct apr_cqe *e;
 	struct apr *c;
 	char err[256];
-	int n = argc - 1 < MOST ? argc - 1 : MOST, open = 0, r = apr_connect(&c, NULL, err, sizeof(err));
+	int n = argc - 1, open = 0, r;
 
+	if (n < 1 || n > MOST) {
+		fprintf(stderr, "usage: several TEXT... (1 to %d of them, answered all at once)\n", MOST);
+		return 2;
+	}
+	r = apr_connect(&c, NULL, err, sizeof(err));
 	if (r) {
 		fprintf(stderr, "%s\n", err);
 		return 1;

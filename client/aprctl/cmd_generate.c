@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+enum { DEFAULT_COUNT = 128 }; /* tokens, without -n */
+
 struct sample {
 	char *text;
 	size_t len, cap;
@@ -109,8 +111,8 @@ static int on_entry(void *arg, struct apr *s, const struct apr_cqe *e)
 		fwrite(text, 1, len, stdout);
 		fflush(stdout);
 		a->last = text[len - 1];
-		if (ferror(stdout)) /* the reader went away: no use in going on */
-			return ctl_fail(a->c, "standard output: %s", strerror(errno));
+		if (ferror(stdout)) /* no use in going on; a reader that went away has had enough and is told nothing */
+			return errno == EPIPE ? CTL_FAIL : ctl_fail(a->c, "standard output: %s", strerror(errno));
 	}
 	return CTL_OK;
 }
@@ -158,7 +160,7 @@ static uint64_t draw_seed(void)
 
 static int submit(struct ctl *c, struct apr *s, const struct ctl_input *in, const struct apr_model_row *row)
 {
-	uint32_t max = GIVEN(c, KEY_COUNT) ? c->count : 128;
+	uint32_t max = GIVEN(c, KEY_COUNT) ? c->count : DEFAULT_COUNT;
 	struct apr_sqe *q = apr_get_sqe(s);
 	int e;
 
@@ -234,6 +236,18 @@ static void print_samples(struct ctl *c, const struct answer *a)
 	}
 }
 
+/* An answer that ended by its length before the tokens asked for: the context was full. */
+static void note_cut_answers(const struct ctl *c, const struct answer *a, const struct ctl_last *l)
+{
+	uint32_t max = GIVEN(c, KEY_COUNT) ? c->count : DEFAULT_COUNT;
+
+	for (uint32_t i = 0; i < a->n && max != UINT32_MAX; i++)
+		if ((a->n > 1 ? a->samples[i].finish : l->finish) == APR_FINISH_LENGTH && a->samples[i].n_ids < max) {
+			ctl_note(c, "stopped at the context's end: %zu of %u tokens", a->samples[i].n_ids, max);
+			return; /* once: the samples share one prompt, so that all end there */
+		}
+}
+
 static int conclude(struct ctl *c, struct answer *a, const struct apr_model_row *row, const struct ctl_last *l)
 {
 	bool broke = l->res && !l->interrupted;
@@ -246,6 +260,8 @@ static int conclude(struct ctl *c, struct answer *a, const struct apr_model_row 
 	else if (!a->stream && !c->json)
 		print_samples(c, a);
 	status = ctl_flush(c, status);
+	if (!status && !l->res)
+		note_cut_answers(c, a, l);
 	if (l->interrupted)
 		return CTL_INTR;
 	return broke ? ctl_request_failed(c, l) : status;

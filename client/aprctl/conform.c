@@ -314,7 +314,7 @@ static int survey(struct conf *k)
 
 	if (!u || e) {
 		free(u);
-		return ctl_unreachable(k->c, e, k->path, k->s.why);
+		return ctl_unreachable(k->c, e, k->path, k->path, k->s.why);
 	}
 	k->w = k->s.w;
 	n = raw_ask(&k->s, APR_FRAME_GET_MODELS, NULL, 0) ? 0 : raw_frame(&k->s, u, sizeof(*u), NULL, 5000);

@@ -135,6 +135,7 @@ bool ctl_parse_float(const char *s, float *v); /* nan and inf too: the daemon ju
 
 /* output.c */
 int ctl_fail(const struct ctl *c, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* one line; CTL_FAIL */
+void ctl_note(const struct ctl *c, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* one line, no error */
 int ctl_usage(const struct ctl *c, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* CTL_USAGE */
 int ctl_print_json(const struct ctl *c, json_t *j); /* takes j; CTL_FAIL where it is NULL or stdout fails */
 int ctl_flush(const struct ctl *c, int status); /* stdout written out, or CTL_FAIL */
@@ -154,8 +155,8 @@ const char *ctl_bold(const struct ctl *c), *ctl_red(const struct ctl *c), *ctl_g
 int ctl_connect(const struct ctl *c, size_t input, struct apr **s); /* CTL_OK, or CTL_FAIL said */
 /* The chosen model's row (--model, else the default). */
 int ctl_model(const struct ctl *c, struct apr *s, struct apr_model_row *row);
-/* Words for a failure to reach the daemon. */
-int ctl_unreachable(const struct ctl *c, int e, const char *path, const char *err);
+/* Words for a failure to reach the daemon: client is the client socket named, path the one tried (it or the admin one). */
+int ctl_unreachable(const struct ctl *c, int e, const char *client, const char *path, const char *err);
 /* Waits for entries of what was submitted and gives each to fn, until the last entry of `user_data`.
  * After Ctrl-C the request is cancelled and *interrupted set. CTL_OK with *last filled. */
 struct ctl_last {

@@ -31,6 +31,15 @@ int ctl_fail(const struct ctl *c, const char *fmt, ...)
 	return CTL_FAIL;
 }
 
+void ctl_note(const struct ctl *c, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	say(c, fmt, ap);
+	va_end(ap);
+}
+
 int ctl_usage(const struct ctl *c, const char *fmt, ...)
 {
 	va_list ap;

@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static volatile sig_atomic_t interrupted;
 
@@ -35,9 +36,42 @@ bool ctl_interrupted(void)
 	return interrupted;
 }
 
-int ctl_unreachable(const struct ctl *c, int e, const char *path, const char *err)
+static bool is_socket(const char *path)
 {
+	struct stat st;
+
+	return !stat(path, &st) && S_ISSOCK(st.st_mode);
+}
+
+/* Whether path is the admin socket of a client socket beside it, whose name is then in client. */
+static bool is_admin_socket(const char *path, char *client, size_t n)
+{
+	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+	size_t len = strlen(path);
+
+	if (!strcmp(name, "admin.sock"))
+		snprintf(client, n, "%.*saprd.sock", (int)(name - path), path);
+	else if (len > 6 && !strcmp(path + len - 6, ".admin"))
+		snprintf(client, n, "%.*s", (int)(len - 6), path);
+	else
+		return false;
+	return is_socket(path) && is_socket(client);
+}
+
+int ctl_unreachable(const struct ctl *c, int e, const char *client, const char *path, const char *err)
+{
+	struct stat st;
+	char other[256];
+
+	if (!stat(client, &st) && !S_ISSOCK(st.st_mode))
+		return ctl_fail(c, "%s is a %s, not a socket: give -s the daemon's client socket", client,
+				S_ISDIR(st.st_mode) ? "folder" : "file");
+	if (is_admin_socket(client, other, sizeof(other)))
+		return ctl_fail(c, "%s is the admin socket: give -s the client socket, %s", client, other);
 	switch (e) {
+	case -EPROTOTYPE:
+		return ctl_fail(c, "%s is another program's socket, of a kind that aprd does not use: name aprd's with -s",
+				path);
 	case -ENOENT:
 	case -ECONNREFUSED:
 		return ctl_fail(c, "no daemon at %s: start one with aprd -m FILE.gguf, or name its socket with -s", path);
@@ -65,7 +99,7 @@ int ctl_connect(const struct ctl *c, size_t input, struct apr **s)
 	if (e < 0)
 		return ctl_fail(c, "socket path: %s", apr_strerror(e));
 	e = apr_connect(s, &o, err, sizeof(err));
-	return e ? ctl_unreachable(c, e, path, err) : CTL_OK;
+	return e ? ctl_unreachable(c, e, path, path, err) : CTL_OK;
 }
 
 int ctl_model(const struct ctl *c, struct apr *s, struct apr_model_row *row)
@@ -211,7 +245,7 @@ int ctl_admin(const struct ctl *c, unsigned type, json_t *body, char **reply, in
 	e = apr_admin_open(&a, path, err, sizeof(err));
 	if (e) {
 		free(text);
-		return ctl_unreachable(c, e, path, err);
+		return ctl_unreachable(c, e, client, path, err);
 	}
 	e = apr_admin_call(a, type, text, reply, timeout_ms, err, sizeof(err));
 	status = e ? ctl_fail(c, "%s", *err ? err : apr_strerror(e)) : CTL_OK;

@@ -2,6 +2,8 @@
 /* aprctl as a user and a script meet it: what it prints, what it refuses, how it ends. */
 #include "client/aprctl/ctl.h"
 #include "tests/aprctl/cli.h"
+#include <sys/socket.h>
+#include <sys/un.h>
 
 static struct cli c;
 
@@ -79,6 +81,42 @@ static void no_daemon_says_what_to_do(void)
 	CU_ASSERT_EQUAL(CLI(&c, "generate", "x"), 1);
 	CU_ASSERT_EQUAL(CLI(&c, "load", "/etc/passwd"), 1);
 	CU_ASSERT(cli_one_line(&c));
+}
+
+/* -s names something, and not the client socket. */
+static void not_the_client_socket_is_said(void)
+{
+	static const char *const verbs[][2] = {{"status"}, {"ping"}, {"load", "/etc/passwd"}, {"conform"}};
+	struct sockaddr_un a = {.sun_family = AF_UNIX};
+	struct fake *f = cli_fake(&c, NULL);
+	char client[128], admin[160];
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	snprintf(client, sizeof(client), "%s", c.socket);
+	snprintf(admin, sizeof(admin), "%s.admin", client);
+	snprintf(a.sun_path, sizeof(a.sun_path), "%s/stream.sock", apr_test_tmpdir());
+	CU_ASSERT_EQUAL_FATAL(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+	CU_ASSERT_EQUAL_FATAL(listen(fd, 1), 0);
+	for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
+		bool last = i + 1 == sizeof(verbs) / sizeof(verbs[0]);
+
+		c.socket = admin;
+		CU_ASSERT_EQUAL(CLI(&c, verbs[i][0], verbs[i][1]), 1);
+		CU_ASSERT(last || cli_one_line(&c));
+		CU_ASSERT_PTR_NOT_NULL(strstr(c.err, "is the admin socket"));
+		CU_ASSERT_PTR_NOT_NULL(strstr(c.err, client));
+		c.socket = "/etc/passwd";
+		CU_ASSERT_EQUAL(CLI(&c, verbs[i][0], verbs[i][1]), 1);
+		CU_ASSERT_PTR_NOT_NULL(strstr(c.err, "/etc/passwd is a file, not a socket"));
+		c.socket = apr_test_tmpdir();
+		CU_ASSERT_EQUAL(CLI(&c, verbs[i][0], verbs[i][1]), 1);
+		CU_ASSERT_PTR_NOT_NULL(strstr(c.err, "is a folder, not a socket"));
+	}
+	c.socket = a.sun_path;
+	CU_ASSERT_EQUAL(CLI(&c, "status"), 1);
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.err, "another program's socket"));
+	close(fd);
+	fake_end(f);
 }
 
 static char *read_file(const char *path)
@@ -376,6 +414,47 @@ static void text_from_files_and_standard_input(void)
 	fake_end(f);
 }
 
+static void generate_says_that_the_context_ended(void)
+{
+	struct fake *f = cli_fake(&c, NULL);
+	const char *at;
+	unsigned made = 0;
+	json_t *j;
+
+	CU_ASSERT_EQUAL(CLI(&c, "--json", "generate", "--ignore-eos", "-n", "4294967294", "x"), 0);
+	CU_ASSERT(cli_one_line(&c));
+	at = strstr(c.err, "stopped at the context's end: ");
+	CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+	CU_ASSERT_EQUAL(sscanf(at, "stopped at the context's end: %u of 4294967294 tokens", &made), 1);
+	j = cli_json(&c);
+	CU_ASSERT_EQUAL(json_array_size(json_object_get(j, "ids")), made);
+	json_decref(j);
+	CU_ASSERT_EQUAL(CLI(&c, "generate", "--samples", "2", "--ignore-eos", "-n", "4294967294", "x"), 0);
+	CU_ASSERT(cli_one_line(&c));
+	/* as many as fit were asked for, or as many as were asked for came */
+	CU_ASSERT_EQUAL(CLI(&c, "generate", "--ignore-eos", "-n", "4294967295", "x"), 0);
+	CU_ASSERT_STRING_EQUAL(c.err, "");
+	CU_ASSERT_EQUAL(CLI(&c, "generate", "--ignore-eos", "-n", "3", "x"), 0);
+	CU_ASSERT_STRING_EQUAL(c.err, "");
+	fake_end(f);
+}
+
+static void a_reader_that_went_away_ends_it_quietly(void)
+{
+	static const char script[] = "{ \"$0\" \"$@\"; echo $? >&2; } | head -c 3";
+	struct fake *f = cli_fake(&c, "{\"token_ms\": 1}");
+	char sock[160], program[4096];
+
+	snprintf(sock, sizeof(sock), "%s", c.socket);
+	snprintf(program, sizeof(program), "%s", apr_test_program("aprctl"));
+	c.socket = NULL;
+	cli_run_program(&c, "/bin/sh", (const char *const[]){"-c", script, program, "-s", sock, "generate", "--ignore-eos",
+			"-n", "4294967295", "x", NULL});
+	CU_ASSERT_EQUAL(c.out_len, 3);
+	CU_ASSERT_STRING_EQUAL(c.err, "1\n");
+	fake_end(f);
+}
+
 /* The session is as large as its input: a megabyte through a default of 128 KiB. */
 static void large_input(void)
 {
@@ -591,6 +670,7 @@ static const struct apr_test tests[] = {
 	/* the first JSON object of a process, and the first thread, allocate what stays */
 	{"closed_stdout", closed_stdout, KEEPS_HEAP},
 	{"status_has_the_promised_fields", status_has_the_promised_fields, KEEPS_HEAP},
+	{"not_the_client_socket_is_said", not_the_client_socket_is_said, 0},
 	{"generate_streams_text", generate_streams_text, 0},
 	{"generate_json_has_the_promised_fields", generate_json_has_the_promised_fields, 0},
 	{"case35_reply_names_the_seed_that_reproduces_it", case35_reply_names_the_seed_that_reproduces_it, 0},
@@ -600,6 +680,8 @@ static const struct apr_test tests[] = {
 	{"ctrl_c_cancels_and_keeps_what_came", ctrl_c_cancels_and_keeps_what_came, 0},
 	{"tokenize_and_back", tokenize_and_back, 0},
 	{"text_from_files_and_standard_input", text_from_files_and_standard_input, 0},
+	{"generate_says_that_the_context_ended", generate_says_that_the_context_ended, 0},
+	{"a_reader_that_went_away_ends_it_quietly", a_reader_that_went_away_ends_it_quietly, 0},
 	{"large_input", large_input, 0},
 	{"score_has_a_row_for_each_id_but_the_first", score_has_a_row_for_each_id_but_the_first, 0},
 	{"ping_counts", ping_counts, 0},
