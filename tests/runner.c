@@ -3,7 +3,7 @@
  * Runs test programs: a process each, a few at a time, with a time limit.
  *
  * Owns: the time limit, killing a hung suite with all it started, keeping each
- * suite's output together, the closing count. Does not own what a suite checks.
+ * suite's output together, the closing counts of tests and of suites. Does not own what a suite checks.
  * Exit status of a suite: 0 passed, 77 all of it skipped (counted, said),
  * anything else failed.
  *
@@ -30,6 +30,11 @@ struct job {
 
 struct tally {
 	unsigned passed, failed, skipped;
+};
+
+struct tallies {
+	struct tally suites, tests; /* tests: as the suites' closing lines count them */
+	unsigned uncounted;         /* suites that ended without such a line */
 };
 
 static double now(void)
@@ -77,8 +82,41 @@ static void show_output(FILE *out)
 		putchar('\n');
 }
 
-static void finish(struct job *j, int status, int timed_out, struct tally *t)
+/* "folder/name: P passed, F failed, S skipped", alone on its line. */
+static int read_closing(const char *line, struct tally *t)
 {
+	const char *rest = strstr(line, ": ");
+	int end = 0;
+
+	return rest && !memchr(line, ' ', (size_t)(rest - line)) &&
+	       sscanf(rest, ": %u passed, %u failed, %u skipped%n", &t->passed, &t->failed, &t->skipped, &end) == 3 &&
+	       end && !strcmp(rest + end, "\n");
+}
+
+/* Adds what the suite's last closing line says; a suite that died has none. */
+static void count_tests(FILE *out, struct tallies *all)
+{
+	struct tally seen, last = {0};
+	int found = 0;
+	char *line = NULL;
+	size_t cap = 0;
+
+	rewind(out);
+	while (getline(&line, &cap, out) > 0)
+		if (read_closing(line, &seen)) {
+			last = seen;
+			found = 1;
+		}
+	free(line);
+	all->tests.passed += last.passed;
+	all->tests.failed += last.failed;
+	all->tests.skipped += last.skipped;
+	all->uncounted += !found;
+}
+
+static void finish(struct job *j, int status, int timed_out, struct tallies *all)
+{
+	struct tally *t = &all->suites;
 	const char *verdict = "passed";
 
 	kill(-j->pid, SIGKILL); /* what a suite left running does not outlive it */
@@ -92,6 +130,7 @@ static void finish(struct job *j, int status, int timed_out, struct tally *t)
 		verdict = timed_out ? "FAILED (timeout)" : "FAILED";
 	}
 	show_output(j->out);
+	count_tests(j->out, all);
 	fclose(j->out);
 	printf("== %s: %s in %.1f s\n", j->program, verdict, now() - j->began);
 	if (!timed_out && WIFSIGNALED(status))
@@ -100,7 +139,7 @@ static void finish(struct job *j, int status, int timed_out, struct tally *t)
 }
 
 /* Looks once at every running job; those that ended or hang are finished. */
-static void look(struct job *jobs, unsigned n, double limit, struct tally *t)
+static void look(struct job *jobs, unsigned n, double limit, struct tallies *t)
 {
 	for (unsigned i = 0; i < n; i++) {
 		int status = 0, timed_out = 0;
@@ -141,7 +180,7 @@ int main(int argc, char **argv)
 	const char *env = getenv("APR_TEST_TIMEOUT");
 	double limit = env ? atof(env) : 900, began = now();
 	struct job jobs[MAX_JOBS] = {{0}};
-	struct tally t = {0};
+	struct tallies t = {0};
 	int n = 1, opt;
 
 	while ((opt = getopt(argc, argv, "j:t:")) != -1) {
@@ -162,11 +201,16 @@ int main(int argc, char **argv)
 
 		if (j && start(j, argv[optind++])) {
 			printf("== %s: FAILED: cannot start it\n", j->program);
-			t.failed++;
+			t.suites.failed++;
+			t.uncounted++;
 		}
 		look(jobs, (unsigned)n, limit, &t);
 		nanosleep(&(struct timespec){0, 5000000}, NULL);
 	}
-	printf("suites, %.0f s in all:\n%u passed, %u failed, %u skipped\n", now() - began, t.passed, t.failed, t.skipped);
-	return t.failed ? 1 : 0;
+	printf("tests in the suites: %u passed, %u failed, %u skipped\n", t.tests.passed, t.tests.failed, t.tests.skipped);
+	if (t.uncounted)
+		printf("suites that ended without counting their tests: %u\n", t.uncounted);
+	printf("suites, %.0f s in all:\n%u passed, %u failed, %u skipped\n", now() - began, t.suites.passed, t.suites.failed,
+	       t.suites.skipped);
+	return t.suites.failed ? 1 : 0;
 }
