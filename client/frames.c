@@ -145,6 +145,7 @@ int apr_frame_recv(int sock, void *buf, size_t cap, int fds[4], uint64_t deadlin
 		struct cmsghdr align;
 	} control;
 	struct iovec v = { buf, cap };
+	bool reset = false;
 
 	fds[0] = fds[1] = fds[2] = fds[3] = -1;
 	for (;;) {
@@ -162,6 +163,11 @@ int apr_frame_recv(int sock, void *buf, size_t cap, int fds[4], uint64_t deadlin
 		}
 		if (errno == EINTR)
 			continue;
+		/* the peer closed with a frame of ours unread: told once, and ahead of what it had sent us before */
+		if (errno == ECONNRESET && !reset) {
+			reset = true;
+			continue;
+		}
 		if (errno == ECONNRESET)
 			return 0;
 		if (errno != EAGAIN)

@@ -9,7 +9,9 @@
  * At most two WELCOMEs of one identity are without their READY, since descriptors in
  * flight are counted against this daemon's user: the others wait, accepted, in order.
  * READY alone counts as read: an empty send queue would let a client collect sessions
- * that it never answers.
+ * that it never answers. While others wait, a WELCOME is given less time for its READY,
+ * and a process that holds none goes first: one that opens many connections and says no
+ * READY delays its user's others by that time, not by all of its own.
  */
 #include "daemon/conn.h"
 #include <errno.h>
@@ -20,7 +22,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { CLIENT_FRAME = 1024, UNREAD_MAX = 2, REFILL_MS = 20 };
+enum {
+	CLIENT_FRAME = 1024,
+	UNREAD_MAX = 2,
+	REFILL_MS = 20,
+	WANTED_MS = 250, /* for READY, while others wait for their WELCOME */
+	LINGER_MS = 250, /* how long a refused connection stays open for its HELLO */
+	LINGER_MAX = 256 /* such connections of one identity; further ones are closed at once */
+};
+
+#define WANTED_NS (WANTED_MS * UINT64_C(1000000))
 
 static struct worker *worker_of(struct conn *k)
 {
@@ -114,6 +125,10 @@ void conn_end(struct worker *w, struct conn *k)
 
 	detach(w, k);
 	unread_done(k);
+	if (who && k->state == CONN_WAITING)
+		who->waiting--;
+	if (who && k->state == CONN_REFUSED)
+		who->refused--;
 	loop_unpoll(w->io, k->process);
 	if (k->pidfd >= 0)
 		close(k->pidfd);
@@ -231,6 +246,7 @@ static void greet(struct worker *w, struct conn *k)
 		conn_refuse(w, k, APR_FRAME_WELCOME, -ESHUTDOWN, "aprd is draining");
 		return;
 	}
+	k->who->waiting--;
 	int e = session_new(&w->sessions, k->who, &k->hello, &s, &why);
 
 	k->state = CONN_LIVE;
@@ -260,6 +276,29 @@ static void greet(struct worker *w, struct conn *k)
 	look_by(w, w->sessions.n_spare ? k->since + REFILL_MS * UINT64_C(1000000) : 0);
 }
 
+/* The one whose HELLO came first, of a process that holds no unread WELCOME where there is such a one. */
+static struct conn *next_waiting(const struct worker *w, const struct identity *who)
+{
+	struct conn *oldest = NULL, *other = NULL;
+	pid_t holders[UNREAD_MAX];
+	int n = 0;
+
+	for (const struct conn *k = w->conns; k && n < UNREAD_MAX; k = k->next)
+		if (k->who == who && k->unread)
+			holders[n++] = k->pid;
+	for (struct conn *k = w->conns; k; k = k->next) { /* the list begins with the newest */
+		if (k->who != who || k->state != CONN_WAITING)
+			continue;
+		bool holds = false;
+		for (int i = 0; i < n; i++)
+			holds |= holders[i] == k->pid;
+		oldest = k;
+		if (!holds)
+			other = k;
+	}
+	return other ? other : oldest;
+}
+
 static void serve_waiting(struct worker *w, struct identity *who)
 {
 	/* a refusal may end the last connection of `who`, so it is looked for before it is looked at */
@@ -267,13 +306,10 @@ static void serve_waiting(struct worker *w, struct identity *who)
 
 	while (left && (w->state == STATE_DRAINING || (w->models_ready && who->unread < UNREAD_MAX))) {
 		left--;
-		struct conn *oldest = NULL;
-		for (struct conn *k = w->conns; k; k = k->next)
-			if (k->who == who && k->state == CONN_WAITING)
-				oldest = k; /* the list begins with the newest */
-		if (!oldest)
+		struct conn *k = next_waiting(w, who);
+		if (!k)
 			return;
-		greet(w, oldest);
+		greet(w, k);
 	}
 }
 
@@ -288,8 +324,9 @@ static void hello(struct worker *w, struct conn *k, const void *buf, size_t n)
 		conn_refuse(w, k, APR_FRAME_WELCOME, -ESHUTDOWN, "aprd is draining");
 	} else {
 		k->state = CONN_WAITING;
+		k->who->waiting++;
 		k->since = apr_now_ns();
-		look_by(w, k->since + hello_ns(w));
+		look_by(w, k->since + (hello_ns(w) < WANTED_NS ? hello_ns(w) : WANTED_NS));
 		want_serving(w, k->who);
 	}
 }
@@ -395,6 +432,10 @@ static void on_frame(void *arg, const void *buf, int len)
 		conn_break(w, k, len < 0 ? "a frame above what this socket takes" : "not a frame");
 		return;
 	}
+	if (k->state == CONN_REFUSED) { /* it was told; now that this is read, closing takes no frame from it */
+		conn_end(w, k);
+		return;
+	}
 	memcpy(&f, buf, sizeof(f));
 	if (f.magic != APR_FRAME_MAGIC || f.size != (uint32_t)len) {
 		conn_break(w, k, "not a frame of this protocol");
@@ -412,6 +453,25 @@ static int pidfd_of(pid_t pid)
 {
 	/* the process may be in another PID namespace (0) or gone; then the hang-up alone tells */
 	return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+}
+
+/* One connection too many. A socket closed with its peer's HELLO unread is a reset there, and the refusal is
+ * lost: so it says it, sends no more, and stays until the HELLO is read or its time is over. */
+static void refuse_one_more(struct worker *w, struct conn *k)
+{
+	static const char why[] = "too many connections of this user";
+
+	if (k->who->refused >= LINGER_MAX) {
+		conn_refuse(w, k, APR_FRAME_WELCOME, -EDQUOT, why);
+		return;
+	}
+	conn_reply(k, APR_FRAME_WELCOME, -EDQUOT, why, sizeof(why) - 1);
+	shutdown(k->fd, SHUT_WR);
+	k->state = CONN_REFUSED;
+	k->who->refused++;
+	look_by(w, k->since + LINGER_MS * UINT64_C(1000000));
+	if (log_allow(&w->refused))
+		log_info("uid %u, process %d: refused: %s", (unsigned)k->uid, (int)k->pid, why);
 }
 
 static void accept_one(struct worker *w, const struct listener *l, int fd)
@@ -451,8 +511,8 @@ static void accept_one(struct worker *w, const struct listener *l, int fd)
 		conn_end(w, k);
 		return;
 	}
-	if (++k->who->connections > w->o.limits.connections) {
-		conn_refuse(w, k, APR_FRAME_WELCOME, -EDQUOT, "too many connections of this user");
+	if (++k->who->connections - k->who->refused > w->o.limits.connections) {
+		refuse_one_more(w, k);
 		return;
 	}
 	k->pidfd = pidfd_of(k->pid);
@@ -536,9 +596,20 @@ void conns_draining(struct worker *w)
 /* When this connection's time is over; UINT64_MAX: it has a session, or waits for the models. */
 static uint64_t due(const struct worker *w, const struct conn *k)
 {
+	uint64_t all = hello_ns(w);
 	bool at_ease = k->state == CONN_LIVE ? !k->unread : k->state == CONN_WAITING && !w->models_ready;
 
-	return k->admin || at_ease ? UINT64_MAX : k->since + hello_ns(w);
+	if (k->admin || at_ease)
+		return UINT64_MAX;
+	if (k->state == CONN_REFUSED)
+		return k->since + LINGER_MS * UINT64_C(1000000);
+	if (k->state == CONN_LIVE && k->who->waiting && all > WANTED_NS) {
+		struct pollfd p = { k->fd, POLLIN, 0 };
+		/* what has come and is not read yet may be READY: then it is we who are late */
+		bool came = poll(&p, 1, 0) == 1;
+		all = !came ? WANTED_NS : all < 4 * WANTED_NS ? all : 4 * WANTED_NS;
+	}
+	return k->since + all;
 }
 
 static void end_overdue(struct worker *w, enum conn_state state, uint64_t now)
@@ -549,6 +620,8 @@ static void end_overdue(struct worker *w, enum conn_state state, uint64_t now)
 			continue;
 		if (state == CONN_LIVE)
 			conn_refuse(w, k, APR_FRAME_BYE, APR_REASON_PROTOCOL, "READY did not come in time");
+		else if (state == CONN_REFUSED)
+			conn_end(w, k);
 		else if (state == CONN_SILENT)
 			conn_refuse(w, k, APR_FRAME_WELCOME, -ETIMEDOUT, "no HELLO came");
 		else
@@ -562,6 +635,7 @@ uint64_t conns_tick(struct worker *w, uint64_t now)
 	if (now < w->next_check)
 		return w->next_check;
 	sessions_refill(&w->sessions);
+	end_overdue(w, CONN_REFUSED, now);
 	end_overdue(w, CONN_SILENT, now);
 	end_overdue(w, CONN_LIVE, now);
 	conns_serve(w); /* those that waited for these, before their own time is looked at */

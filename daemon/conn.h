@@ -5,7 +5,8 @@
 
 #include "daemon/worker.h"
 
-enum conn_state { CONN_SILENT, CONN_WAITING, CONN_LIVE }; /* no HELLO yet; no WELCOME yet; both */
+/* no HELLO yet; no WELCOME yet; both; told that it is one too many, and open until it has sent something */
+enum conn_state { CONN_SILENT, CONN_WAITING, CONN_LIVE, CONN_REFUSED };
 
 struct conn {
 	struct worker *w;

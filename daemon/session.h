@@ -27,7 +27,8 @@ struct identity {
 	uid_t uid;
 	uint64_t scope; /* prefix pages are shared within it alone */
 	/* io thread */
-	uint32_t connections, sessions, unread; /* unread: WELCOMEs without their READY */
+	uint32_t connections, sessions;
+	uint32_t waiting, unread, refused; /* of its connections: HELLO without WELCOME, WELCOME without READY, over the cap */
 	uint64_t region_bytes;
 	bool serve; /* somebody who waits for WELCOME may have one */
 	/* core thread */
