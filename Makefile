@@ -41,7 +41,8 @@ CPPFLAGS_ALL := -D_GNU_SOURCE -DAPR_VERSION='"$(VERSION)"' $(if $(findstring O0,
 	-I. -Ishm/include -Iclient/include $(CPPFLAGS)
 LDFLAGS_ALL := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 
-ARCH := $(shell $(CC) -dumpmachine | cut -d- -f1)
+# without a compiler `make setup` still works, and brings it
+ARCH := $(shell { $(CC) -dumpmachine || uname -m; } 2>/dev/null | cut -d- -f1)
 ISA_avx2 := -mavx2 -mfma -mf16c
 ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
 ISA_vnni := $(ISA_avx512) -mavx512vnni
@@ -93,11 +94,25 @@ tests: $(TEST_PROGS) $(B)/tests/runner
 benches: $(BENCH_PROGS)
 examples: $(EXAMPLE_PROGS)
 
+# What is missing is said in one line, before the compiler says it in many. The headers are asked for only
+# where whole programs are made: a library or one file may need fewer.
+WHOLE := $(if $(MAKECMDGOALS),$(filter all tests benches check-built check-san check-gpu bench% install,$(MAKECMDGOALS)),all)
+HEADERS := jansson.h liburing.h utf8proc.h confuse.h bsd/string.h $(if $(filter-out all install,$(WHOLE)),CUnit/Basic.h)
+have_cc = $(shell command -v $(firstword $(CC)) 2>/dev/null)
+tries = $(CC) $(CPPFLAGS_ALL) $(PKG_CFLAGS) $(CFLAGS) $(1) -E -x c /dev/null >/dev/null 2>&1
+lacks = $(shell $(call tries,$(HEADERS:%=-include %)) || \
+	for h in $(HEADERS); do $(call tries,-include $$h) || { echo $$h; break; }; done)
+check_cc = $(if $(have_cc),,$(error there is no $(firstword $(CC)) here: "make setup" installs what the build needs))
+check_headers = $(foreach m,$(lacks),$(error the header $m is not here: "make setup" installs what the build needs))
+
 # flags.stamp changes when the flags do, so that a new CFLAGS rebuilds everything
 FLAGS_NOW := $(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL)
 $(B)/flags.stamp: FORCE
+	$(check_cc)$(if $(WHOLE),$(check_headers))
 	@mkdir -p $(@D)
 	@printf '%s\n' '$(subst ','\'',$(FLAGS_NOW))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(FLAGS_NOW))' >$@
+# phony, since .SECONDARY below makes a missing file no reason to run a recipe
+.PHONY: FORCE
 FORCE:
 
 $(B)/obj/%.o: %.c $(B)/flags.stamp

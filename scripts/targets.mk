@@ -60,6 +60,7 @@ install: all
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|; s|@VERSION@|$(VERSION)|' client/libaprclient.pc.in \
 		>$(DESTDIR)$(LIBDIR)/pkgconfig/libaprclient.pc
 	for page in man/*.[1-9]; do s=$${page##*.}; install -d $(DESTDIR)$(MANDIR)/man$$s; cp -P $$page $(DESTDIR)$(MANDIR)/man$$s/; done
+	@$(if $(DESTDIR),:,scripts/linker-cache $(LIBDIR))
 uninstall:
 	rm -f $(DESTDIR)$(SBINDIR)/aprd $(DESTDIR)$(BINDIR)/aprctl $(DESTDIR)$(BINDIR)/apr-fake-daemon
 	rm -f $(DESTDIR)$(LIBDIR)/aprd/libaprd-cuda.so
@@ -71,7 +72,7 @@ uninstall:
 ifeq ($(origin CXX),default)
 CXX := $(if $(findstring clang,$(CC)),clang++,g++)
 endif
-CXX_EXAMPLES := $(if $(shell command -v $(CXX)),$(patsubst %.cpp,$(B)/%,$(wildcard examples/*.cpp)))
+CXX_EXAMPLES := $(if $(shell command -v $(CXX) 2>/dev/null),$(patsubst %.cpp,$(B)/%,$(wildcard examples/*.cpp)))
 examples: $(CXX_EXAMPLES)
 $(CXX_EXAMPLES): $(B)/%: %.cpp $(B)/libaprclient.a
 	@mkdir -p $(@D)
