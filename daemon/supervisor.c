@@ -272,6 +272,8 @@ int supervisor_run(const struct options *o)
 
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN); /* a region or log above a file-size limit is an error of that call */
+	signal(SIGUSR1, SIG_IGN); /* no order of ours, and no reason to end */
+	signal(SIGUSR2, SIG_IGN);
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);

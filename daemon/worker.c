@@ -162,8 +162,12 @@ static void run_job(struct worker *w, struct load_job *j)
 	}
 	int e = served_load(&w->models, j->name, j->path, &j->served, err, sizeof(err));
 	if (e) {
-		/* the engine's line names the file already, or says nothing */
-		snprintf(j->words, sizeof(j->words), "%s: %s", j->name, err[0] ? err : strerror(-e));
+		/* the engine's line names the file, and so the model unless that has a name of its own */
+		size_t n = strlen(j->path);
+		if (!strncmp(err, j->path, n) && err[n] == ':' && strstr(j->path, j->name))
+			snprintf(j->words, sizeof(j->words), "%s", err);
+		else
+			snprintf(j->words, sizeof(j->words), "%s: %s", j->name, err[0] ? err : strerror(-e));
 		j->err = e;
 		job_to_io(j);
 		return;

@@ -24,7 +24,9 @@ static void bad_model_ends_it_with_1(void)
 	daemon_spawn(&d, args);
 	CU_ASSERT_EQUAL(daemon_wait(&d, 10), 1);
 	CU_ASSERT_TRUE(log_has(&d, "none.gguf"));
-	CU_ASSERT_TRUE(log_has(&d, "aprd: error: "));
+	char line[200]; /* the file, which names the model too: once */
+	snprintf(line, sizeof(line), "aprd: error: %s: ", bad);
+	CU_ASSERT_TRUE(log_has(&d, line));
 	CU_ASSERT_FALSE(log_has(&d, "warning"));
 	CU_ASSERT_FALSE(exists(d.sock));
 	FILE *f = fopen(bad, "we");
@@ -58,6 +60,22 @@ static void usage_is_2(void)
 		daemon_spawn(&d, wrong[i]);
 		CU_ASSERT_EQUAL(daemon_wait(&d, 10), 2);
 	}
+}
+
+static void signals_without_a_meaning_are_ignored(void)
+{
+	struct daemon d;
+
+	CU_ASSERT_TRUE_FATAL(daemon_start(&d, "usr1", NULL));
+	pid_t worker = (pid_t)status_number(&d, "worker_pid");
+	kill(d.pid, SIGUSR1);
+	kill(worker, SIGUSR1);
+	kill(d.pid, SIGUSR2);
+	kill(worker, SIGUSR2);
+	sleep_ms(50);
+	CU_ASSERT_TRUE(alive(&d));
+	CU_ASSERT_EQUAL(status_number(&d, "worker_pid"), (long)worker);
+	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
 }
 
 static void case20_kill_and_restart_at_once(void)
@@ -553,6 +571,7 @@ static void both_loops_serve(void)
 static const struct apr_test tests[] = {
 	{ "bad_model_ends_it_with_1", bad_model_ends_it_with_1, KEEPS_HEAP }, /* stdio and paths are warmed */
 	{ "usage_is_2", usage_is_2, 0 },
+	{ "signals_without_a_meaning_are_ignored", signals_without_a_meaning_are_ignored, 0 },
 	{ "case20_kill_and_restart_at_once", case20_kill_and_restart_at_once, KEEPS_HEAP },
 	{ "case20_second_instance_refuses", case20_second_instance_refuses, 0 },
 	{ "case20_what_is_no_socket_stays", case20_what_is_no_socket_stays, 0 },
