@@ -365,7 +365,8 @@ static int get_pages(struct core *c, struct served *m, struct run *run, uint32_t
 		struct run *v = victim_for(m, run, &others);
 		if (!v) {
 			m->starved = true;
-			return others ? -EAGAIN : -ENOSPC;
+			/* parts of this very step have pages too, and have computed nothing yet */
+			return others || p->n ? -EAGAIN : -ENOSPC;
 		}
 		plan_remove(p, v);
 		apr_seq_drop(v->seq);

@@ -510,9 +510,9 @@ static void score_positions(void)
 	apr_close(c);
 }
 
-static void several_samples(void)
+static void sixty_four_samples(const struct daemon *at)
 {
-	struct apr *c = connect_to(&d);
+	struct apr *c = connect_to(at);
 	struct apr_sqe *sqe = apr_get_sqe(c);
 	const struct apr_cqe *e;
 	unsigned tokens[100] = { 0 }, ends = 0, differ = 0;
@@ -552,6 +552,26 @@ static void several_samples(void)
 		differ += first[i] != first[0];
 	CU_ASSERT_TRUE(differ > 0);
 	apr_close(c);
+}
+
+static void several_samples(void)
+{
+	sixty_four_samples(&d);
+}
+
+/* More samples than pages, all beginning in one step: they take turns, and none is told that it never fits. */
+static void case10_samples_above_the_pool(void)
+{
+	struct daemon small = { 0 };
+
+	daemon_name(&small, "few-pages");
+	if (!daemon_start(&small, NULL, "-c", "640", "--kv-mem", "160K", NULL))
+		return;
+	CU_ASSERT_TRUE(status_number(&small, "kv.pages_total") < 24);
+	sixty_four_samples(&small);
+	CU_ASSERT_TRUE(status_becomes(&small, "running", 0));
+	CU_ASSERT_TRUE(status_becomes(&small, "kv.pages_free", status_number(&small, "kv.pages_total")));
+	CU_ASSERT_EQUAL(daemon_stop(&small), 0);
 }
 
 static void cancel_and_timeout(void)
@@ -702,6 +722,7 @@ static const struct apr_test tests[] = {
 	{ "stop_id_and_stop_string", stop_id_and_stop_string, 0 },
 	{ "score_positions", score_positions, 0 },
 	{ "several_samples", several_samples, 0 },
+	{ "case10_samples_above_the_pool", case10_samples_above_the_pool, 0 },
 	{ "cancel_and_timeout", cancel_and_timeout, 0 },
 	{ "unbuilt_is_refused", unbuilt_is_refused, 0 },
 	{ "daemon_down", daemon_down, KEEPS_HEAP },
