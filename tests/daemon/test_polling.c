@@ -15,6 +15,8 @@
 
 enum { WINDOWS = 20, NOPS = 500, WARM = 200, SECONDS = 20, SPARE_CALLS = 8 };
 
+enum { PROBE = 2 }; /* counting: ends of calls too, on the core */
+
 struct shared { /* of the client process and its tracer */
 	uint32_t counting, client_calls, core_calls; /* of this window */
 	uint32_t windows, tried;                     /* undisturbed ones, all */
@@ -91,8 +93,8 @@ static void client(struct shared *w, pid_t worker, pid_t core)
 
 	raise(SIGSTOP); /* until it is traced */
 	w->failed = !c || !nops(c, 1);
-	sleep_ms(100); /* the core sleeps now: it cannot wake without a call, nor ask we without one */
-	__atomic_store_n(&w->counting, 1, __ATOMIC_SEQ_CST);
+	sleep_ms(100); /* the core sleeps now: it cannot wake but out of a call, nor ask we without one */
+	__atomic_store_n(&w->counting, PROBE, __ATOMIC_SEQ_CST);
 	w->failed |= !nops(c, 1);
 	__atomic_store_n(&w->counting, 0, __ATOMIC_SEQ_CST);
 	w->client_probe = w->client_calls;
@@ -139,7 +141,9 @@ static int trace(struct shared *w, pid_t pid)
 		}
 		int sig = WSTOPSIG(status);
 		bool call = sig == (SIGTRAP | 0x80);
-		if (call && __atomic_load_n(&w->counting, __ATOMIC_SEQ_CST) && is_entry(t))
+		uint32_t counting = call ? __atomic_load_n(&w->counting, __ATOMIC_SEQ_CST) : 0;
+		/* the probe's core may have nothing to enter: that it came out of its sleep is what there is to see */
+		if (counting && (is_entry(t) || (counting == PROBE && t != pid)))
 			++*(t == pid ? &w->client_calls : &w->core_calls);
 		bool real = !call && !(status >> 16) && sig != SIGTRAP;
 		ptrace(PTRACE_SYSCALL, t, 0, real ? sig : 0);
