@@ -48,7 +48,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BLOCK = 20000, MAX_SAMPLES = 4000000, IN_FLIGHT = 32, PAUSE_US = 150, WINDOWS = 100, TRACED_NOPS = 2000, KINDS = 512 };
+enum { BLOCK = 20000, MAX_SAMPLES = 4000000, IN_FLIGHT = 32, PAUSE_US = 150, WINDOWS = 100, TRACED_NOPS = 2000, WARM = 1000, KINDS = 512 };
 
 struct series {
 	uint32_t *ns;
@@ -359,10 +359,10 @@ static bool polling(const char *sock, struct quant *ring, struct quant *bare)
 	if (!bare_pid)
 		bare_echo();
 	while (ok && apr_now_ns() < end) {
-		struct series warm = { a.ns, 0 };
-		size_t kept = a.n;
-		warm.ns = a.ns + kept;
-		ok = nops(c, &warm, 1000); /* overwritten below */
+		uint32_t thrown_away[WARM];
+		struct series warm = { thrown_away, 0 };
+
+		ok = nops(c, &warm, WARM);
 		ok = ok && nops(c, &a, BLOCK);
 		wait_daemon_asleep(c);
 		bare_block(&b, BLOCK);
