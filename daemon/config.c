@@ -255,7 +255,7 @@ static int slurp(const char *path, char **text)
 	}
 	if (!e && n > FILE_MAX)
 		e = -EFBIG, why = "more than 1 MiB: not a configuration file";
-	else if (!e && memchr(*text, 0, n))
+	else if (!e && *text && memchr(*text, 0, n))
 		e = -EINVAL, why = "holds a NUL byte: not a text file";
 	if (fd >= 0)
 		close(fd);
