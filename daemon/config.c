@@ -238,7 +238,7 @@ static int slurp(const char *path, char **text)
 
 	*text = NULL;
 	if (fd < 0 || fstat(fd, &st))
-		e = -errno;
+		e = errno > 0 ? -errno : -EIO;
 	else if (!S_ISREG(st.st_mode))
 		e = -EINVAL, why = "not a regular file";
 	else if (!(*text = malloc(FILE_MAX + 2)))
@@ -255,7 +255,7 @@ static int slurp(const char *path, char **text)
 	}
 	if (!e && n > FILE_MAX)
 		e = -EFBIG, why = "more than 1 MiB: not a configuration file";
-	else if (!e && *text && memchr(*text, 0, n))
+	else if (!e && memchr(*text, 0, n))
 		e = -EINVAL, why = "holds a NUL byte: not a text file";
 	if (fd >= 0)
 		close(fd);
