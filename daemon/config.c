@@ -238,7 +238,7 @@ static int slurp(const char *path, char **text)
 
 	*text = NULL;
 	if (fd < 0 || fstat(fd, &st))
-		e = errno > 0 ? -errno : -EIO;
+		e = -errno;
 	else if (!S_ISREG(st.st_mode))
 		e = -EINVAL, why = "not a regular file";
 	else if (!(*text = malloc(FILE_MAX + 2)))
@@ -255,11 +255,11 @@ static int slurp(const char *path, char **text)
 	}
 	if (!e && n > FILE_MAX)
 		e = -EFBIG, why = "more than 1 MiB: not a configuration file";
-	else if (!e && memchr(*text, 0, n))
+	else if (*text && !e && memchr(*text, 0, n))
 		e = -EINVAL, why = "holds a NUL byte: not a text file";
 	if (fd >= 0)
 		close(fd);
-	if (e) {
+	if (e || !*text) {
 		log_error("%s: %s", path, why ? why : strerror(-e));
 		free(*text);
 		*text = NULL;
