@@ -215,7 +215,7 @@ int options_backend(const char *s)
 	static const char *const names[] = { "auto", "cpu", "cuda", NULL };
 	size_t digits = strncmp(s, "cuda:", 5) ? 0 : strspn(s + 5, "0123456789");
 
-	return digits && digits < 4 && !s[5 + digits] ? 0 : one_of(s, names); /* an ordinal below 1000 */
+	return digits && digits < 5 && !s[5 + digits] && strtoul(s + 5, NULL, 10) < 1024 ? 0 : one_of(s, names);
 }
 
 int options_route(const char *s)
