@@ -17,9 +17,10 @@ check-built: all tests benches
 # The same suites under a sanitizer. ThreadSanitizer leaves out those whose subject is arithmetic or one
 # thread's parsing of files: they take it tens of minutes, and the threads they use are the pool's and the
 # engine's, which kernels/test_pool, engine/test_cases, test_kv and the daemon's suites put before it.
+# aprctl/test_conform takes minutes there too; its rings and its daemon are those of test_cli and tests/daemon.
 SAN_ENV := ASAN_OPTIONS=detect_leaks=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:suppressions=tests/tsan.supp
-TSAN_LEAVES_OUT := engine/test_arch engine/test_forward_golden engine/test_same_bits kernels/test_attention \
+TSAN_LEAVES_OUT := aprctl/test_conform engine/test_arch engine/test_forward_golden engine/test_same_bits kernels/test_attention \
 	kernels/test_dequant kernels/test_linear kernels/test_math kernels/test_ops kernels/test_sample \
 	model/test_fields model/test_gguf model/test_golden model/test_pretok
 SAN_TESTS := $(filter-out $(if $(findstring thread,$(SAN)),$(TSAN_LEAVES_OUT:%=$(B)/tests/%)),$(TEST_PROGS))
