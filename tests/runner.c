@@ -3,7 +3,8 @@
  * Runs test programs: a process each, a few at a time, with a time limit.
  *
  * Owns: the time limit, killing a hung suite with all it started, keeping each
- * suite's output together, the closing counts of tests and of suites. Does not own what a suite checks.
+ * suite's output together, the closing counts of tests and of suites and, last of
+ * all, what failed: whoever sees only a log's end sees that. Does not own what a suite checks.
  * Exit status of a suite: 0 passed, 77 all of it skipped (counted, said),
  * anything else failed.
  *
@@ -20,6 +21,7 @@
 #include <unistd.h>
 
 #define MAX_JOBS 16
+#define SHOWN_AGAIN 12 /* lines a failed suite gets at the end */
 
 struct job {
 	const char *program;
@@ -35,6 +37,7 @@ struct tally {
 struct tallies {
 	struct tally suites, tests; /* tests: as the suites' closing lines count them */
 	unsigned uncounted;         /* suites that ended without such a line */
+	FILE *failures;             /* what is said again at the end */
 };
 
 static double now(void)
@@ -114,6 +117,41 @@ static void count_tests(FILE *out, struct tallies *all)
 	all->uncounted += !found;
 }
 
+/* CUnit's "Test: name ...FAILED", its numbered assertions below, a sanitizer's summary. */
+static int tells_failure(const char *line)
+{
+	const char *c = line + strspn(line, " ");
+	size_t digits = strspn(c, "0123456789");
+
+	return strstr(line, "FAILED") || strstr(line, "SUMMARY: ") || strstr(line, "runtime error: ") ||
+	       (c != line && digits && !strncmp(c + digits, ". ", 2));
+}
+
+/* Keeps the lines of a failed suite that say why. */
+static void keep_failure(const char *program, FILE *out, FILE *to)
+{
+	char *line = NULL;
+	size_t cap = 0;
+	int n = 0;
+
+	fprintf(to, "-- %s\n", program);
+	rewind(out);
+	while (getline(&line, &cap, out) > 0)
+		if (tells_failure(line) && ++n <= SHOWN_AGAIN)
+			fputs(line, to);
+	free(line);
+	if (n > SHOWN_AGAIN)
+		fprintf(to, "   and %d lines more above\n", n - SHOWN_AGAIN);
+}
+
+static void show_failures(const struct tallies *t)
+{
+	if (!t->suites.failed)
+		return;
+	puts("failed:");
+	show_output(t->failures);
+}
+
 static void finish(struct job *j, int status, int timed_out, struct tallies *all)
 {
 	struct tally *t = &all->suites;
@@ -131,6 +169,8 @@ static void finish(struct job *j, int status, int timed_out, struct tallies *all
 	}
 	show_output(j->out);
 	count_tests(j->out, all);
+	if (verdict[0] == 'F')
+		keep_failure(j->program, j->out, all->failures);
 	fclose(j->out);
 	printf("== %s: %s in %.1f s\n", j->program, verdict, now() - j->began);
 	if (!timed_out && WIFSIGNALED(status))
@@ -195,12 +235,18 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: runner [-j 1..%d] [-t SECONDS] PROGRAM...\n", MAX_JOBS);
 		return 2;
 	}
+	t.failures = tmpfile();
+	if (!t.failures) {
+		perror("runner: a temporary file");
+		return 1;
+	}
 	setvbuf(stdout, NULL, _IOLBF, 1024);
 	while (optind < argc || any_running(jobs, (unsigned)n)) {
 		struct job *j = optind < argc ? free_job(jobs, (unsigned)n) : NULL;
 
 		if (j && start(j, argv[optind++])) {
 			printf("== %s: FAILED: cannot start it\n", j->program);
+			fprintf(t.failures, "-- %s: cannot start it\n", j->program);
 			t.suites.failed++;
 			t.uncounted++;
 		}
@@ -212,5 +258,7 @@ int main(int argc, char **argv)
 		printf("suites that ended without counting their tests: %u\n", t.uncounted);
 	printf("suites, %.0f s in all:\n%u passed, %u failed, %u skipped\n", now() - began, t.suites.passed, t.suites.failed,
 	       t.suites.skipped);
+	show_failures(&t);
+	fclose(t.failures);
 	return t.suites.failed ? 1 : 0;
 }
