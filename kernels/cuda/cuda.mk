@@ -4,6 +4,7 @@
 #
 #   make cuda        the kernels' archive and the checks' program
 #   make check-cuda  runs the checks (exits 77, loudly, where there is no GPU)
+#   NVCC_PREFIX=ccache   keeps compiled kernels
 
 NVCC_FLAGS := -O3 -std=c++17 -fmad=false -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra \
 	-Werror all-warnings -I.
@@ -13,7 +14,7 @@ CUDA_CHECK := $(B)/tests/cuda/check_cuda
 
 $(B)/obj/%.o: %.cu kernels/cuda/cuda.mk
 	@mkdir -p $(@D)
-	flock $(B)/nvcc.lock nice -n 10 $(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
+	flock $(B)/nvcc.lock nice -n 10 $(NVCC_PREFIX) $(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
 $(B)/libkernels-cuda.a: $(CUDA_OBJ)
 	@rm -f $@
 	ar rcs $@ $^

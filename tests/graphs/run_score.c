@@ -7,8 +7,9 @@
  *                               the CPU's, equal bits in a crowd, in chunks and after preemption
  *   run_score -m NAME           one of them
  *   run_score MODEL GOLDEN...   a model file against golden files: both scores, greedy text
+ *   -r ROUTE before these       by that route, and to its bars
  *
- * Exit: 0; 1 where a bar was missed; 77 where there is no module or no device, loudly.
+ * Exit: 0; 1 where a bar was missed; 77 where there is no module, no device or no such route, loudly.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -23,9 +24,20 @@
 #include "tests/support/drive.h"
 #include "tests/support/gguf_writer.h"
 
-#define MEAN_BAR 0.015
-#define MAX_BAR 0.1
 #define SCORED 300u
+
+/* Nats, of teacher-forced log-probabilities; decode is the same whatever the route, but for f32. */
+static const struct bar {
+	const char *route; /* NULL: the default */
+	double mean, max, step_mean, step_max;
+	bool same_bits; /* the promise holds */
+} bars[] = {
+	{NULL, 0.015, 0.1, 0.015, 0.1, true},     {"fp16", 0.015, 0.1, 0.015, 0.1, true},
+	{"quant", 0.015, 0.1, 0.015, 0.1, true},  {"fused", 0.015, 0.1, 0.015, 0.1, true},
+	{"f32", 0.005, 0.01, 0.005, 0.01, false}, {"fp8", 0.15, 1.5, 0.15, 1.5, true},
+	{"fp8-fast", 0.2, 2.0, 0.2, 2.0, true},
+};
+static const struct bar *bar = &bars[0];
 
 static unsigned n_checks, n_missed;
 
@@ -75,10 +87,14 @@ static void add_error(struct errors *e, double d)
 		e->max = d;
 }
 
-static void check_errors(const struct errors *e, const char *what, const char *which)
+static void check_errors(const struct errors *e, bool step, const char *which)
 {
-	printf("  %-28s %-14s mean %.5f max %.5f of %u\n", which, what, e->n ? e->sum / e->n : 0.0, e->max, e->n);
-	check(e->n > 0 && e->sum / e->n <= MEAN_BAR && e->max <= MAX_BAR, what, which);
+	const char *what = step ? "score --step" : "score";
+	double mean = step ? bar->step_mean : bar->mean, max = step ? bar->step_max : bar->max;
+
+	printf("  %-28s %-14s mean %.5f max %.5f of %u (bars %g, %g)\n", which, what, e->n ? e->sum / e->n : 0.0, e->max, e->n,
+	       mean, max);
+	check(e->n > 0 && e->sum / e->n <= mean && e->max <= max, what, which);
 }
 
 /* ---- small random models ------------------------------------------------------------- */
@@ -133,7 +149,7 @@ static void same(const struct drive_job *a, const struct drive_job *b, const cha
 	check(i == a->n_tok, what, which);
 }
 
-static void against_cpu(const struct drive_job *gpu, const struct drive_job *cpu, const char *what, const char *which)
+static void against_cpu(const struct drive_job *gpu, const struct drive_job *cpu, bool step, const char *which)
 {
 	struct errors e = {0};
 	uint32_t i;
@@ -141,7 +157,7 @@ static void against_cpu(const struct drive_job *gpu, const struct drive_job *cpu
 	check(gpu->rc == 0 && gpu->n_tok == cpu->n_tok, "as many positions", which);
 	for (i = 0; i < gpu->n_tok && i < cpu->n_tok; i++)
 		add_error(&e, fabs((double)gpu->tok[i].logprob - (double)cpu->tok[i].logprob));
-	check_errors(&e, what, which);
+	check_errors(&e, step, which);
 }
 
 static void equal_bits(struct apr_engine *e, struct apr_loaded *m, const char *which)
@@ -185,7 +201,7 @@ static void equal_bits(struct apr_engine *e, struct apr_loaded *m, const char *w
 
 static void random_model(const char *dir, const char *which, const struct tiny_spec *spec)
 {
-	struct apr_engine_config cpu_cfg = config("cpu", "f32", 1024), cfg = config("cuda", NULL, 1024);
+	struct apr_engine_config cpu_cfg = config("cpu", "f32", 1024), cfg = config("cuda", bar->route, 1024);
 	struct drive_job cpu = score_job(false, 1), gpu = cpu, step = score_job(true, 2), chunked = score_job(false, 3);
 	struct apr_engine *e;
 	struct apr_loaded *m;
@@ -211,13 +227,15 @@ static void random_model(const char *dir, const char *which, const struct tiny_s
 	}
 	printf("%s: loaded in %.2f s\n", which, now() - t0);
 	run(e, m, &gpu, 1, which);
-	against_cpu(&gpu, &cpu, "score", which);
+	against_cpu(&gpu, &cpu, false, which);
 	run(e, m, &step, 1, which);
-	against_cpu(&step, &cpu, "score --step", which);
+	against_cpu(&step, &cpu, true, which);
 	chunked.chunk = 37;
 	run(e, m, &chunked, 1, which);
-	same(&gpu, &chunked, "score in chunks of 37", which);
-	equal_bits(e, m, which);
+	if (bar->same_bits) {
+		same(&gpu, &chunked, "score in chunks of 37", which);
+		equal_bits(e, m, which);
+	}
 	drive_close(e, m);
 	drive_done(&cpu, 1);
 	drive_done(&gpu, 1);
@@ -311,7 +329,7 @@ static void golden_score(struct apr_engine *e, struct apr_loaded *m, const json_
 		golden_row(json_array_get(prompt, i), &job.tok[n_ids - json_array_size(prompt) + i], &err);
 	for (i = 0; job.n_tok == n - 1 && i < json_array_size(steps); i++)
 		golden_row(json_array_get(steps, i), &job.tok[n_ids + i], &err);
-	check_errors(&err, step ? "score --step" : "score", which);
+	check_errors(&err, step, which);
 	drive_done(&job, 1);
 	free(all);
 }
@@ -331,7 +349,7 @@ static void golden_text(struct apr_engine *e, struct apr_loaded *m, const json_t
 		;
 	printf("  %-28s greedy text    %u of %u ids equal from the start, %.1f ms in all\n", which, i, job.p.max_tokens,
 	       (now() - t0) * 1e3);
-	check(job.n_tok == job.p.max_tokens && i == job.n_tok, "greedy text", which);
+	check(job.n_tok == job.p.max_tokens && (i == job.n_tok || bar->max > 0.1), "greedy text", which);
 	drive_done(&job, 1);
 	free(all);
 }
@@ -391,7 +409,7 @@ static void print_plan(const struct apr_engine *e)
 
 static int golden_files(const char *model, char **file, int n)
 {
-	struct apr_engine_config cfg = config("cuda", NULL, 2048);
+	struct apr_engine_config cfg = config("cuda", bar->route, 2048);
 	struct apr_engine *e;
 	struct apr_loaded *m;
 	char err[300] = "";
@@ -421,14 +439,63 @@ static int golden_files(const char *model, char **file, int n)
 	return 0;
 }
 
+/* -r ROUTE: 0, or -1 where that is no route's name. */
+static int choose_route(const char *name)
+{
+	size_t i;
+
+	for (i = 1; i < sizeof bars / sizeof *bars; i++)
+		if (!strcmp(bars[i].route, name)) {
+			bar = &bars[i];
+			return 0;
+		}
+	fprintf(stderr, "run_score: %s: not a route\n", name);
+	return -1;
+}
+
+/* Does the module that is here have the route? The engine tells where a model is loaded. */
+static bool has_route(void)
+{
+	static const struct tiny_spec spec = {.type = APR_TYPE_F16};
+	struct apr_engine_config cfg = config("cuda", bar->route, 256);
+	char path[] = "/tmp/run_score.XXXXXX", err[300] = "";
+	struct apr_engine *e;
+	struct apr_loaded *m;
+	int fd, rc;
+
+	if (!bar->route)
+		return true;
+	fd = mkstemp(path);
+	if (fd < 0)
+		return true;
+	close(fd);
+	cfg.log = NULL;
+	rc = apr_test_write_tiny_model(path, &spec);
+	if (!rc)
+		rc = drive_open(&cfg, path, &e, &m, err, sizeof err);
+	unlink(path);
+	if (!rc)
+		drive_close(e, m);
+	else
+		printf("run_score: SKIPPED: %s\n", err);
+	return rc != -EINVAL;
+}
+
 int main(int argc, char **argv)
 {
 	struct apr_engine_config cfg = config("cuda", NULL, 0);
 	struct apr_engine_info info;
 	struct apr_engine *e;
 	char err[300] = "";
-	int rc = apr_engine_open(&e, &cfg, err, sizeof err);
+	int rc;
 
+	if (argc > 2 && !strcmp(argv[1], "-r")) {
+		if (choose_route(argv[2]))
+			return 2;
+		argv += 2;
+		argc -= 2;
+	}
+	rc = apr_engine_open(&e, &cfg, err, sizeof err);
 	if (rc) {
 		printf("run_score: SKIPPED: %s\n", err);
 		return rc == -ENODEV ? 77 : 1;
@@ -436,6 +503,8 @@ int main(int argc, char **argv)
 	apr_engine_info(e, &info);
 	printf("%s: %s\n", info.backend, info.device);
 	apr_engine_close(e);
+	if (!has_route())
+		return 77;
 	if (argc == 1 || !strcmp(argv[1], "-m"))
 		rc = random_models(argc > 2 ? argv[2] : NULL);
 	else
