@@ -3,6 +3,7 @@
 # instruction-set flags follow from its name (*_avx2.c, *_avx512.c, *_vnni.c).
 #
 #   make            programs and libraries       make check   tests that need no GPU
+#                   (the CUDA backend too, where nvcc is)
 #   make demo       everything from nothing      make bench   figures as JSON lines
 #   make lint       what CI lints                make install DESTDIR= PREFIX=
 #   SAN=address,undefined | thread               CC=clang
@@ -185,11 +186,17 @@ $(EXAMPLE_PROGS): $(B)/examples/%: $(B)/obj/examples/%.o $(B)/libaprclient.a
 
 include scripts/targets.mk
 
-# The CUDA kernels, where they can be compiled
+# The CUDA backend, where it can be compiled: a toolkit of release 12 or newer (sm_90a) that has cuBLASLt
 NVCC := $(shell command -v nvcc 2>/dev/null)
 ifneq ($(NVCC),)
+CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+nvcc_release := $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
+ifeq ($(or $(filter $(nvcc_release),$(shell seq 0 11)),$(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),,none)),)
 include kernels/cuda/cuda.mk
 include graphs/graphs.mk
+else
+$(info the CUDA backend is not built: it needs a toolkit of release 12 or newer with cuBLASLt; $(NVCC) is of $(nvcc_release))
+endif
 endif
 
 .PHONY: clean

@@ -4,7 +4,6 @@
 #   make cuda         libaprd-cuda.so beside the programs, and run_score
 #   make check-gpu    run_score over small random models, then the kernels' own checks
 
-CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 GRAPHS_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(sort $(wildcard graphs/*.c))) \
 	$(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard graphs/*.cu)))
 CUDA_MODULE := $(B)/libaprd-cuda.so
@@ -34,3 +33,8 @@ $(RUN_SCORE): $(B)/obj/tests/graphs/run_score.o $(B)/libtestsupport.a $(B)/liben
 
 cuda: $(CUDA_MODULE) $(RUN_SCORE)
 check-gpu: cuda
+# `make` and `make check` compile it too, once: other compilers' and sanitizers' builds leave it out
+ifeq ($(B),build)
+all: $(CUDA_MODULE)
+check-built: cuda
+endif

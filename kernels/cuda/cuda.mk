@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # The CUDA kernels and their checks. Included by the root Makefile only where nvcc is
-# found; `make all` builds none of it. One nvcc at a time: it is heavy on memory.
+# found. One nvcc at a time: it is heavy on memory.
 #
 #   make cuda        the kernels' archive and the checks' program
 #   make check-cuda  runs the checks (exits 77, loudly, where there is no GPU)

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine/internal.h"
@@ -98,6 +99,44 @@ static const char *refused(struct apr_engine_config cfg, const char *path, int r
 	err[0] = 0;
 	CU_ASSERT_EQUAL(drive_open(&cfg, path, &e, &m, err, sizeof err), rc);
 	return err;
+}
+
+/* What opening that backend says where no device can be seen, on a machine that has the module and a GPU as on any: in a
+ * process of its own, since a CUDA runtime that looked once stays. Its words, "" where the return is not rc. */
+static const char *says_unseen(const char *backend, int rc)
+{
+	static char line[300];
+	struct apr_engine_config cfg = drive_config(NULL, 256, 1);
+	struct apr_engine_info info;
+	struct apr_engine *e;
+	int fds[2], status = -1;
+	pid_t pid;
+	ssize_t n;
+
+	line[0] = 0;
+	if (pipe(fds))
+		return line;
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0) {
+		char err[256] = "";
+		int got;
+
+		setenv("CUDA_VISIBLE_DEVICES", "-1", 1);
+		cfg.backend = backend;
+		got = apr_engine_open(&e, &cfg, err, sizeof err);
+		if (!got) {
+			apr_engine_info(e, &info);
+			snprintf(err, sizeof err, "%s: %.200s", info.backend, info.why);
+		}
+		_exit(got != rc || write(fds[1], err, strlen(err)) < 0);
+	}
+	close(fds[1]);
+	n = read(fds[0], line, sizeof line - 1);
+	close(fds[0]);
+	waitpid(pid, &status, 0);
+	line[n > 0 && status == 0 ? n : 0] = 0;
+	return line;
 }
 
 static bool says(const char *err, const char *word)
@@ -202,7 +241,6 @@ static void backends_and_routes_by_name(void)
 {
 	static const char *const gpu_routes[] = {"quant", "fp16", "fp8", "fp8-fast", "fused", "nonsense", ""};
 	struct apr_engine_config cfg = drive_config(NULL, 256, 1);
-	struct apr_engine_info info;
 	struct apr_loaded_info li, lj;
 	struct apr_engine *e;
 	struct apr_loaded *m;
@@ -229,18 +267,11 @@ static void backends_and_routes_by_name(void)
 	cfg.kv_type = "f8";
 	CU_ASSERT(says(refused(cfg, tiny("llama", 1), -EINVAL), "f16, f32, bf16"));
 	cfg.kv_type = NULL;
-	cfg.backend = "cuda";
-	CU_ASSERT(says(refused(cfg, tiny("llama", 1), -ENODEV), "libaprd-cuda.so"));
-	cfg.backend = "cuda:1";
-	CU_ASSERT(says(refused(cfg, tiny("llama", 1), -ENODEV), "cuda:1"));
+	CU_ASSERT(says(says_unseen("cuda", -ENODEV), "libaprd-cuda.so"));
+	CU_ASSERT(says(says_unseen("cuda:1", -ENODEV), "cuda:1"));
 	cfg.backend = "vulkan";
 	CU_ASSERT(says(refused(cfg, tiny("llama", 1), -EINVAL), "vulkan"));
-	cfg.backend = "auto";
-	CU_ASSERT_EQUAL_FATAL(apr_engine_open(&e, &cfg, err, sizeof err), 0);
-	apr_engine_info(e, &info);
-	CU_ASSERT_STRING_EQUAL(info.backend, "cpu");
-	CU_ASSERT(says(info.why, "auto"));
-	apr_engine_close(e);
+	CU_ASSERT(says(says_unseen("auto", 0), "cpu: auto: "));
 }
 
 /* Equal numerics: other threads, context, chunk; not: another model, KV type. */
