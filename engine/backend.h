@@ -12,6 +12,11 @@
  * Threads: everything of one backend instance is called from one thread at a
  * time, but submit, poll and records, which the engine's driving thread calls
  * while load or unload of another model may run on a second one. submit and poll never wait.
+ *
+ * Depth: how many steps of a model may be submitted whose records are not fetched
+ * yet. With two, one runs and one waits behind it, and the host has not seen what the
+ * first one drew when it submits the second: a row says APR_TOK_LAST, and the backend
+ * keeps for each slot the token drawn last and whether anything follows it.
  * 0 or -errno; err (where given) gets one line.
  */
 #ifndef APR_ENGINE_BACKEND_H
@@ -25,9 +30,10 @@
 #include "kernels/ops.h"
 #include "model/model.h"
 
-#define APR_BACKEND_ABI 1u
+#define APR_BACKEND_ABI 2u
 #define APR_PLAN_LINES 40u
 #define APR_MAX_KV_GROUPS 16u
+#define APR_MAX_DEPTH 2u
 
 /* ---- the memory plan: every byte a model will ever hold, as lines -------------- */
 
@@ -86,11 +92,21 @@ struct apr_draw { /* one wanted row of logits and what to do with it; all pointe
 	uint32_t score_id;  /* SCORE: whose log-probability */
 	uint32_t n_top;
 	bool want_logprob;
+	/* SAMPLE: what becomes of the slot; read by a backend that is two deep */
+	uint32_t slot;
+	bool last;            /* the limit: nothing follows, whatever is drawn */
+	const uint32_t *ends; /* [n_ends] nothing follows one of these */
+	uint32_t n_ends;
+	/* the row's own token is APR_TOK_LAST, so that seen cannot have it: it counts once more there, as output */
+	bool unseen;
 };
 struct apr_table_update { /* page-table entries that changed since the slot's last step */
 	uint32_t group, slot, first, n;
 	const uint32_t *pages; /* [n] */
 };
+/* In tok: what the slot's last draw chose, in the step submitted just before. Where nothing follows that token the row is
+ * dead: it writes no KV, and its results mean nothing. */
+#define APR_TOK_LAST (-1)
 enum apr_row_kind { APR_ROW_PROMPT, APR_ROW_GENERATED }; /* which arithmetic: ENGINE, section 1 */
 struct apr_step {
 	uint32_t n_rows, n_draws, n_updates;
@@ -101,7 +117,8 @@ struct apr_step {
 	const struct apr_table_update *updates;
 	const uint8_t *kind;     /* [n_rows] enum apr_row_kind; a sequence's PROMPT rows precede its GENERATED ones */
 };
-enum apr_step_state { APR_STEP_IDLE, APR_STEP_RUNNING, APR_STEP_DONE };
+/* NEAR: it runs and will end soon, so that it is time to submit the next one. */
+enum apr_step_state { APR_STEP_IDLE, APR_STEP_RUNNING, APR_STEP_NEAR, APR_STEP_DONE };
 
 /* ---- the table ----------------------------------------------------------------- */
 
@@ -112,7 +129,7 @@ struct apr_backend_config {
 	uint32_t threads;  /* CPU; 0 = usable */
 	uint32_t device;   /* ordinal */
 	uint64_t memory;   /* bytes to take at open; 0 = the backend's default */
-	int notify_fd;     /* an eventfd that gets 1 when a step ends; the caller's */
+	int notify_fd;     /* an eventfd that gets 1 when a step ends or is near its end; the caller's */
 	void (*log)(void *arg, int level, const char *line);
 	void *log_arg;
 };
@@ -140,6 +157,8 @@ struct apr_backend {
 	const char *name;   /* "cpu" */
 	uint8_t id;         /* enum apr_backend_id of the ABI */
 	const struct apr_backend_route *routes; /* the first is the default; ends with name NULL */
+	uint32_t depth;       /* 1 … APR_MAX_DEPTH */
+	enum apr_place place; /* of the buffers that the ops compute in: HOST or DEVICE */
 
 	/* Is there a device that this backend can drive? device: one line about it. */
 	int (*probe)(const struct apr_backend_config *cfg, char *device, size_t devlen, char *err, size_t errlen);
@@ -162,10 +181,12 @@ struct apr_backend {
 	/* Runs build once over the recorder's ops; replayed with the live rows of each step. */
 	int (*record)(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_t bucket, apr_build_fn build, void *arg,
 	              char *err, size_t errlen);
-	/* Enqueues. The step and what it points at stay untouched until poll says DONE. -EBUSY. */
+	/* Enqueues. The step and what it points at stay untouched until its records are fetched; what draws point at, and a
+	 * table update's pages, are read by submit alone where the depth is above 1. -EBUSY: as many as the depth are there. */
 	int (*submit)(struct apr_backend_model *m, const struct apr_step *step);
+	/* Of the oldest step whose records are not fetched; IDLE: there is none. */
 	enum apr_step_state (*poll)(struct apr_backend_model *m);
-	/* Of a DONE step: one result a draw; makes the model IDLE at the next submit. Negative: the step failed. */
+	/* Fetches that step's, which is DONE: one result a draw, valid until the next submit. Negative: the step failed. */
 	int (*records)(struct apr_backend_model *m, const struct apr_sample_result **out);
 	void (*fence)(struct apr_backend_model *m); /* waits until no step runs (unload, close) */
 	/* n pages of a group, all its layers: to zero, or copied. No step in flight may name them. */

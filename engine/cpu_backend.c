@@ -61,7 +61,8 @@ struct apr_backend_model {
 	uint8_t *work;     /* [threads][work_bytes] */
 	size_t work_bytes;
 	const struct apr_step *step;
-	/* RUNNING by submit, DONE with release by the worker: pairs with the acquire in cpu_poll, which then reads results. */
+	/* RUNNING by submit, DONE with release by the worker: pairs with the acquire in cpu_poll, after which results are
+	 * read. IDLE by records. */
 	_Atomic int state;
 };
 
@@ -199,7 +200,7 @@ static int cpu_submit(struct apr_backend_model *m, const struct apr_step *step)
 {
 	struct apr_backend_ctx *c = m->ctx;
 
-	if (atomic_load_explicit(&m->state, memory_order_relaxed) == APR_STEP_RUNNING)
+	if (atomic_load_explicit(&m->state, memory_order_relaxed) != APR_STEP_IDLE)
 		return -EBUSY;
 	m->step = step;
 	m->next = NULL;
@@ -223,6 +224,8 @@ static int cpu_records(struct apr_backend_model *m, const struct apr_sample_resu
 {
 	if (cpu_poll(m) != APR_STEP_DONE)
 		return -EAGAIN;
+	/* relaxed: this thread alone goes on from here */
+	atomic_store_explicit(&m->state, APR_STEP_IDLE, memory_order_relaxed);
 	*out = m->results;
 	return 0;
 }
@@ -672,6 +675,8 @@ const struct apr_backend apr_cpu_backend = {
 	.name = "cpu",
 	.id = 1, /* enum apr_backend_id */
 	.routes = routes,
+	.depth = 1,
+	.place = APR_PLACE_HOST,
 	.probe = cpu_probe,
 	.open = cpu_open,
 	.supports = cpu_supports,

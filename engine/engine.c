@@ -268,11 +268,6 @@ static int set_sizes(struct apr_loaded *m, char *err, size_t errlen)
 	return pick_route(m, err, errlen);
 }
 
-static enum apr_place compute_place(const struct apr_engine *e)
-{
-	return e->backend == &apr_cpu_backend ? APR_PLACE_HOST : APR_PLACE_DEVICE;
-}
-
 static int fill_plan(struct apr_loaded *m, struct apr_plan *p)
 {
 	const struct apr_engine *e = m->engine;
@@ -280,9 +275,9 @@ static int fill_plan(struct apr_loaded *m, struct apr_plan *p)
 
 	memset(p, 0, sizeof *p);
 	rc = e->backend->need(e->ctx, m->model, &m->sizes, e->cfg.cache_dir != NULL, p);
-	apr_plan_buffers(p, &m->forward, compute_place(e));
+	apr_plan_buffers(p, &m->forward, e->backend->place);
 	apr_plan_add(p, "page index", APR_PLACE_HEAP, apr_kv_bytes(&m->sizes), 1);
-	apr_plan_add(p, "step buffers", APR_PLACE_HEAP, apr_stepper_bytes(&m->sizes), 1);
+	apr_plan_add(p, "step buffers", APR_PLACE_HEAP, apr_stepper_bytes(&m->sizes, e->backend->depth), 1);
 	return p->overflow ? -EOVERFLOW : rc;
 }
 

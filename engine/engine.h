@@ -155,8 +155,13 @@ struct apr_step_part {
 	                * have been found in the cache since) */
 };
 uint32_t apr_step_max_rows(const struct apr_loaded *m); /* rows of one step in all */
-/* Enqueues one step of m. pages must have been reserved. -EBUSY: a step is in flight already (poll first). */
+/* Enqueues one step of m. pages must have been reserved. A backend that is two deep takes a second step while the first
+ * one runs: a sequence of both goes on with a token that is not known here yet, and where that turns out to have ended it,
+ * or the sequence is freed meanwhile, its row of the second is computed for nothing and reported to nobody.
+ * -EBUSY: no more are taken (poll first). */
 int apr_step_submit(struct apr_loaded *m, const struct apr_step_part *parts, uint32_t n_parts);
+/* It is time to submit a step: none is in flight, or the one that is will end soon and another may wait behind it. */
+bool apr_step_room(const struct apr_loaded *m);
 
 enum apr_record_end { APR_END_NONE, APR_END_STOP_ID, APR_END_LENGTH, APR_END_NUMERIC, APR_END_PROMPT /* max_tokens 0: prefill done; SCORE: done */ };
 
@@ -172,12 +177,13 @@ struct apr_record {
 	uint32_t top_id[APR_SAMPLE_TOP_MAX];
 	float top_logprob[APR_SAMPLE_TOP_MAX];
 };
-/* Records of finished steps, at most max; *more: call again. -EAGAIN: the step still runs. 0 records of an idle
- * engine: 0. Negative: the backend failed (every sequence of the step is lost). Returns the number filled. */
+/* Records of the oldest step in flight, at most max; *more: call again. -EAGAIN: it still runs. 0 records of an idle
+ * engine: 0. Negative: the backend failed: every sequence of that step is lost, which its state's `ended` tells. Returns
+ * the number filled. */
 int apr_step_poll(struct apr_loaded *m, struct apr_record *out, int max, bool *more);
 bool apr_step_in_flight(const struct apr_loaded *m);
 
-/* Readable (eventfd) when a step has ended since the last apr_step_poll that emptied it. */
+/* Readable (eventfd) when a step has ended, or there is room for one more, since the last apr_step_poll that saw it. */
 int apr_engine_fd(const struct apr_engine *e);
 
 #endif

@@ -69,14 +69,17 @@ struct apr_seq {
 	uint32_t limit;    /* n_known at which generation ends */
 	bool looked_up;    /* the prefix cache was asked since the KV was last empty */
 	bool prefill_only; /* max_tokens 0 */
-	bool force_decode, ignore_eos, want_logprob;
-	bool ended, freed, in_step, drop_after;
-	uint32_t step_rows; /* rows of it in the step in flight */
+	bool force_decode, want_logprob;
+	bool ended, freed, drop_after;
+	uint32_t in_steps; /* steps in flight that name it */
+	uint32_t pending;  /* tokens drawn by those, not known here yet */
+	uint32_t seen_from; /* ids below have left the penalty window */
 
 	struct apr_sample_params params;
 	uint32_t *bias_id;
 	float *bias;
-	uint32_t *stop_ids, n_stop_ids, n_top;
+	uint32_t *ends, n_ends; /* stop ids, and the end tokens that count */
+	uint32_t n_top;
 	struct apr_seen_set *seen; /* NULL where no penalty is on */
 	struct apr_kv_seq kv;
 };
@@ -84,16 +87,17 @@ struct apr_seq {
 /* engine/seq.c, for step.c */
 void apr_seq_take(struct apr_seq *s, uint32_t id); /* a sampled token becomes known */
 bool apr_seq_is_stop(const struct apr_seq *s, uint32_t id);
+void apr_seq_slide(struct apr_seq *s, uint32_t pos); /* the penalty window, for a draw at pos */
 void apr_seq_look_up(struct apr_seq *s); /* the prefix cache, once while nothing is computed */
 uint32_t apr_seq_todo(const struct apr_seq *s);
 bool apr_seq_wants_row(const struct apr_seq *s, uint32_t pos); /* logits of that position are wanted */
 void apr_seq_destroy(struct apr_seq *s);
 
 /* engine/step.c */
-uint64_t apr_stepper_bytes(const struct apr_sizes *s);
+uint64_t apr_stepper_bytes(const struct apr_sizes *s, uint32_t depth);
 int apr_stepper_new(struct apr_loaded *m);
 void apr_stepper_free(struct apr_loaded *m);
-void apr_stepper_settle(struct apr_loaded *m); /* waits for the step in flight and forgets its records */
+void apr_stepper_settle(struct apr_loaded *m); /* waits for the steps in flight and forgets their records */
 void apr_stepper_forget(struct apr_loaded *m, const struct apr_seq *s); /* drops its records not yet handed out */
 
 /* engine/module.c: finds libaprd-cuda.so, checks that it is of this build and can drive that device. The module stays

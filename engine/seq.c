@@ -14,18 +14,15 @@
 
 /* ---- penalty window -------------------------------------------------------------- */
 
-static void see(struct apr_seq *s, uint32_t i) /* ids[i] enters the window, and the oldest leaves */
+/* The window before pos. Its newest id need not be known: what leaves always is. */
+void apr_seq_slide(struct apr_seq *s, uint32_t pos)
 {
 	int32_t window = s->params.penalty_window;
 
-	if (!s->seen)
+	if (!s->seen || window <= 0)
 		return;
-	if (window > 0 && i >= (uint32_t)window) {
-		uint32_t old = i - (uint32_t)window;
-
-		apr_seen_remove(s->seen, s->ids[old], old >= s->n_prompt);
-	}
-	apr_seen_add(s->seen, s->ids[i], i >= s->n_prompt);
+	for (; pos - s->seen_from > (uint32_t)window; s->seen_from++)
+		apr_seen_remove(s->seen, s->ids[s->seen_from], s->seen_from >= s->n_prompt);
 }
 
 static int start_window(struct apr_seq *s)
@@ -44,6 +41,7 @@ static int start_window(struct apr_seq *s)
 		return -ENOMEM;
 	if (window > 0 && s->n_known > (uint32_t)window)
 		i = s->n_known - (uint32_t)window;
+	s->seen_from = i;
 	for (; i < s->n_known; i++)
 		apr_seen_add(s->seen, s->ids[i], i >= s->n_prompt);
 	return 0;
@@ -108,20 +106,35 @@ static void *copy(const void *src, size_t n, size_t size)
 	return p;
 }
 
+static int copy_ends(struct apr_seq *s, const struct apr_seq_params *p)
+{
+	uint32_t n = 0;
+	const uint32_t *end = apr_tokenizer_end_ids(s->m->tok, &n);
+
+	if (p->ignore_eos)
+		n = 0;
+	s->ends = malloc(((size_t)p->n_stop_ids + n) * sizeof *s->ends + 1); /* + 1: NULL means failure, also for none */
+	if (!s->ends)
+		return -ENOMEM;
+	if (p->n_stop_ids)
+		memcpy(s->ends, p->stop_ids, p->n_stop_ids * sizeof *s->ends);
+	if (n)
+		memcpy(s->ends + p->n_stop_ids, end, n * sizeof *s->ends);
+	s->n_ends = p->n_stop_ids + n;
+	return 0;
+}
+
 static int copy_params(struct apr_seq *s, const struct apr_seq_params *p)
 {
 	s->params = p->sampling;
 	s->bias_id = copy(p->sampling.bias_id, p->sampling.n_bias, sizeof *s->bias_id);
 	s->bias = copy(p->sampling.bias, p->sampling.n_bias, sizeof *s->bias);
-	s->stop_ids = copy(p->stop_ids, p->n_stop_ids, sizeof *s->stop_ids);
 	s->ids = malloc((size_t)s->capacity * sizeof *s->ids);
-	if (!s->bias_id || !s->bias || !s->stop_ids || !s->ids)
+	if (!s->bias_id || !s->bias || !s->ids || copy_ends(s, p))
 		return -ENOMEM;
 	s->params.bias_id = s->bias_id;
 	s->params.bias = s->bias;
-	s->n_stop_ids = p->n_stop_ids;
 	s->n_top = p->n_top;
-	s->ignore_eos = p->ignore_eos;
 	s->want_logprob = p->want_logprob;
 	s->force_decode = p->force_decode && p->kind == APR_SEQ_SCORE;
 	s->scope = p->scope;
@@ -199,7 +212,7 @@ void apr_seq_destroy(struct apr_seq *s)
 	free(s->ids);
 	free(s->bias_id);
 	free(s->bias);
-	free(s->stop_ids);
+	free(s->ends);
 	free(s);
 }
 
@@ -209,7 +222,7 @@ void apr_seq_free(struct apr_seq *s)
 		return;
 	apr_stepper_forget(s->m, s);
 	s->freed = true;
-	if (s->in_step) { /* its pages and parameters are in use until the step ends */
+	if (s->in_steps) { /* its pages and parameters are in use until the last of them ends */
 		s->next_zombie = s->m->zombies;
 		s->m->zombies = s;
 	} else {
@@ -221,9 +234,10 @@ void apr_seq_free(struct apr_seq *s)
 
 uint32_t apr_seq_todo(const struct apr_seq *s)
 {
-	uint32_t all = s->kind == APR_SEQ_SCORE ? s->n_rows : s->n_known, left;
+	uint32_t all = s->kind == APR_SEQ_SCORE ? s->n_rows : s->n_known + s->pending, left;
 
-	if (s->ended || s->n_done >= all)
+	/* a drawn token that is the last one allowed gets no row */
+	if (s->ended || s->drop_after || s->n_done >= all || (s->pending && all >= s->limit))
 		return 0;
 	left = all - s->n_done;
 	return s->force_decode ? 1 : left;
@@ -233,23 +247,24 @@ bool apr_seq_wants_row(const struct apr_seq *s, uint32_t pos)
 {
 	if (s->kind == APR_SEQ_SCORE)
 		return pos >= s->n_scored && pos + 1 < s->n_known;
-	return pos + 1 == s->n_known && s->n_known < s->limit;
+	return pos + 1 == s->n_known + s->pending && pos + 1 < s->limit;
 }
 
 bool apr_seq_is_stop(const struct apr_seq *s, uint32_t id)
 {
 	uint32_t i;
 
-	for (i = 0; i < s->n_stop_ids; i++)
-		if (s->stop_ids[i] == id)
+	for (i = 0; i < s->n_ends; i++)
+		if (s->ends[i] == id)
 			return true;
-	return !s->ignore_eos && apr_tokenizer_is_end(s->m->tok, id);
+	return false;
 }
 
 void apr_seq_take(struct apr_seq *s, uint32_t id)
 {
 	s->ids[s->n_known] = id;
-	see(s, s->n_known);
+	if (s->seen)
+		apr_seen_add(s->seen, id, true);
 	s->n_known++;
 }
 
@@ -268,7 +283,7 @@ void apr_seq_state(const struct apr_seq *s, struct apr_seq_state *st)
 	st->n_computed = s->n_done;
 	st->n_generated = s->n_known - s->n_prompt;
 	st->todo = apr_seq_todo(s);
-	st->decoding = s->force_decode || (s->kind == APR_SEQ_GENERATE && s->n_known > s->n_prompt && st->todo <= 1);
+	st->decoding = s->force_decode || (s->kind == APR_SEQ_GENERATE && s->n_known + s->pending > s->n_prompt && st->todo <= 1);
 	st->ended = s->ended;
 }
 
@@ -285,7 +300,7 @@ int apr_seq_reserve(struct apr_seq *s, uint32_t rows)
 
 void apr_seq_drop(struct apr_seq *s)
 {
-	if (s->in_step) {
+	if (s->in_steps) {
 		s->drop_after = true;
 		return;
 	}

@@ -432,6 +432,7 @@ static void case34_penalty_windows(void)
 			uint32_t from = windows[w] > 0 && s->n_known > (uint32_t)windows[w] ? s->n_known - (uint32_t)windows[w] : 0;
 			uint32_t distinct = 0;
 
+			apr_seq_slide(s, s->n_known); /* as a draw of the next token does */
 			for (i = from; i < s->n_known; i++) {
 				uint32_t prompt = 0, output = 0;
 				bool first = true;

@@ -72,6 +72,7 @@ static void begin(struct apr_loaded *m, struct drive_job *j)
 {
 	struct apr_seq_state st;
 
+	j->begun = true;
 	j->p.user = j;
 	j->rc = apr_seq_new(m, &j->p, &j->seq, &j->bad);
 	if (j->rc) {
@@ -106,7 +107,8 @@ static uint32_t gather(struct drive_job *jobs, uint32_t n, uint32_t max_rows, st
 	return n_parts;
 }
 
-static int collect(struct apr_loaded *m, struct apr_engine *e)
+/* The records of the oldest step in flight. 1: all of them; 0: it still runs, and there is room for another (early). */
+static int collect(struct apr_loaded *m, struct apr_engine *e, bool early)
 {
 	struct apr_record rec[8];
 	bool more = true;
@@ -115,6 +117,8 @@ static int collect(struct apr_loaded *m, struct apr_engine *e)
 	while (more) {
 		n = apr_step_poll(m, rec, 8, &more);
 		if (n == -EAGAIN) {
+			if (early && apr_step_room(m))
+				return 0;
 			drive_wait(e);
 			more = true;
 			continue;
@@ -124,18 +128,23 @@ static int collect(struct apr_loaded *m, struct apr_engine *e)
 		for (i = 0; i < n; i++)
 			keep(rec[i].user, &rec[i]);
 	}
-	return 0;
+	return 1;
 }
 
-static void settle(struct drive_job *jobs, uint32_t n, const struct apr_step_part *parts, uint32_t n_parts)
+struct step { /* one in flight */
+	struct apr_step_part part[PARTS];
+	uint32_t n;
+};
+
+static void settle(struct drive_job *jobs, uint32_t n, const struct step *s)
 {
 	uint32_t i, k;
 
-	for (i = 0; i < n_parts; i++) {
+	for (i = 0; i < s->n; i++) {
 		struct drive_job *j = NULL;
 
 		for (k = 0; k < n; k++)
-			if (jobs[k].seq == parts[i].seq)
+			if (jobs[k].seq == s->part[i].seq)
 				j = &jobs[k];
 		if (!j)
 			continue;
@@ -156,37 +165,65 @@ static void settle(struct drive_job *jobs, uint32_t n, const struct apr_step_par
 	}
 }
 
+/* Nobody has pages or a row: the last one gives its own up. */
+static void give_up(struct drive_job *jobs, uint32_t n)
+{
+	while (n-- > 0 && !jobs[n].seq)
+		;
+	if (n != UINT32_MAX)
+		apr_seq_drop(jobs[n].seq);
+}
+
+/* True: all have ended. */
+static bool begin_all(struct apr_loaded *m, struct drive_job *jobs, uint32_t n, uint32_t step)
+{
+	bool left = false;
+	uint32_t i;
+
+	for (i = 0; i < n; i++) {
+		if (!jobs[i].begun && jobs[i].start_step <= step)
+			begin(m, &jobs[i]);
+		left |= jobs[i].seq || !jobs[i].begun;
+	}
+	return !left;
+}
+
 int drive_run(struct apr_loaded *m, struct apr_engine *e, struct drive_job *jobs, uint32_t n)
 {
-	struct apr_step_part parts[PARTS];
-	uint32_t step, n_parts, i;
-	int rc;
+	struct step flight[2];
+	uint32_t step = 0, n_flights = 0;
+	int rc = 1;
 
-	for (step = 0;; step++) {
-		bool left = false;
+	for (uint32_t i = 0; i < n; i++)
+		jobs[i].begun = false; /* one may be run again */
+	while (!begin_all(m, jobs, n, step) || n_flights) {
+		bool room = n_flights < 2 && apr_step_room(m);
 
-		for (i = 0; i < n; i++) {
-			if (jobs[i].start_step == step)
-				begin(m, &jobs[i]);
-			left |= jobs[i].seq || jobs[i].start_step > step;
-		}
-		if (!left)
-			return (int)step;
-		n_parts = gather(jobs, n, apr_step_max_rows(m), parts);
-		if (!n_parts) { /* no page for anybody: the last one gives its own up */
-			for (i = n; i-- > 0 && !jobs[i].seq;)
-				;
-			if (i < n)
-				apr_seq_drop(jobs[i].seq);
+		if (room)
+			flight[n_flights].n = gather(jobs, n, apr_step_max_rows(m), flight[n_flights].part);
+		if (room && flight[n_flights].n) {
+			rc = apr_step_submit(m, flight[n_flights].part, flight[n_flights].n);
+			if (rc)
+				return rc;
+			n_flights++;
+			step++;
 			continue;
 		}
-		rc = apr_step_submit(m, parts, n_parts);
-		if (!rc)
-			rc = collect(m, e);
-		if (rc)
+		if (!n_flights) {
+			give_up(jobs, n);
+			step++;
+			continue;
+		}
+		rc = collect(m, e, !room);
+		if (rc < 0)
 			return rc;
-		settle(jobs, n, parts, n_parts);
+		if (!rc)
+			continue;
+		settle(jobs, n, &flight[0]);
+		flight[0] = flight[1];
+		n_flights--;
 	}
+	return (int)step;
 }
 
 void drive_done(struct drive_job *jobs, uint32_t n)

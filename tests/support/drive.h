@@ -46,6 +46,7 @@ struct drive_job {
 	uint32_t n_ends, n_cached, drops;
 	struct apr_seq *seq; /* while it runs */
 	uint32_t steps;
+	bool begun;
 };
 
 /* Fills a config for the CPU with the given values; no cache folder. */
@@ -57,10 +58,10 @@ void drive_close(struct apr_engine *e, struct apr_loaded *m);
 
 /* Greedy, everything off. */
 struct apr_sample_params drive_greedy(void);
-/* Runs all jobs to their ends. Returns steps run; negative: a failure of the engine. */
+/* Runs all jobs to their ends, with as many steps in flight as there is room for. Returns steps run; negative: a failure of the engine. */
 int drive_run(struct apr_loaded *m, struct apr_engine *e, struct drive_job *jobs, uint32_t n);
 void drive_done(struct drive_job *jobs, uint32_t n); /* frees results */
-/* Waits for the step in flight to end. */
+/* Waits until there is something to poll. */
 void drive_wait(struct apr_engine *e);
 
 #endif
