@@ -33,7 +33,6 @@ struct run { /* one sample of a GENERATE, or a SCORE */
 	enum apr_finish finish;
 	uint16_t sample;
 	bool dropped;   /* its pages are given up; goes on when there are some */
-	bool in_step;   /* part of the step in flight */
 	uint64_t age;   /* smaller = admitted earlier */
 	uint32_t *ids;  /* NO_STREAM */
 	uint32_t n_ids, cap_ids, sent_ids;

@@ -7,6 +7,9 @@
  * sessions of one; a higher prio goes first. Where pages are short the runs ranking
  * lowest (low prio, then youngest) give theirs up and are computed again later, so
  * the one ranking highest always moves.
+ *
+ * Where the backend takes two steps, the next is made while one runs; before pages are
+ * taken from anybody, the steps in flight end.
  */
 #include "daemon/core.h"
 #include <stdlib.h>
@@ -306,6 +309,7 @@ struct plan {
 	struct run *run[APR_MAX_SLOTS];
 	uint32_t n, rows_left, decode_rows;
 	bool normal_prefill;
+	bool wait; /* somebody must give pages up: not while a step may name them */
 };
 
 static void plan_add(struct plan *p, struct run *run, uint32_t rows)
@@ -363,6 +367,11 @@ static int get_pages(struct core *c, struct served *m, struct run *run, uint32_t
 	while ((e = apr_seq_reserve(run->seq, rows)) == -EAGAIN) {
 		bool others;
 		struct run *v = victim_for(m, run, &others);
+		if (apr_step_in_flight(m->loaded)) { /* what ended meanwhile holds its pages until then, too */
+			p->wait |= v != NULL;
+			m->starved = true;
+			return -EAGAIN;
+		}
 		if (!v) {
 			m->starved = true;
 			/* parts of this very step have pages too, and have computed nothing yet */
@@ -466,13 +475,27 @@ static void make_plan(struct core *c, struct served *m, struct plan *p)
 		m->starved |= m->runs[i]->dropped && !m->runs[i]->r->parked;
 }
 
-static void fail_step(struct core *c, struct served *m, int err)
+/* Was run in the step that failed? p: one that was never enqueued; NULL: the engine knows. */
+static bool is_lost(const struct run *run, const struct plan *p)
+{
+	struct apr_seq_state st;
+
+	for (uint32_t i = 0; p && i < p->n; i++)
+		if (p->run[i] == run)
+			return true;
+	if (p)
+		return false;
+	apr_seq_state(run->seq, &st);
+	return st.ended;
+}
+
+static void fail_step(struct core *c, struct served *m, const struct plan *p, int err)
 {
 	if (log_allow(&c->rate))
 		log_warn("%s: a step failed: %s", m->name, strerror(-err));
 	for (uint32_t i = 0; i < m->n_runs;) {
 		struct run *run = m->runs[i];
-		if (run->in_step) {
+		if (is_lost(run, p)) {
 			request_finish(c, run->r, -EIO, APR_FINISH_ERROR,
 				       "the backend failed in a step of this request");
 			i = 0;
@@ -488,16 +511,16 @@ static bool start_step(struct core *c, struct served *m)
 	bool starved = m->starved;
 
 	make_plan(c, m, &p);
+	if (p.wait)
+		return false;
 	if (!p.n)
 		return starved && !m->starved && c->queue; /* there may be room for another now */
-	for (uint32_t i = 0; i < p.n; i++) {
-		p.run[i]->in_step = true;
+	for (uint32_t i = 0; i < p.n; i++)
 		if (!p.run[i]->r->started)
 			p.run[i]->r->started = c->now;
-	}
 	int e = apr_step_submit(m->loaded, p.part, p.n);
 	if (e)
-		fail_step(c, m, e);
+		fail_step(c, m, &p, e);
 	else
 		COUNT_ALL(c, steps, 1);
 	return true;
@@ -599,7 +622,7 @@ static bool collect(struct core *c, struct served *m)
 		if (n == -EAGAIN)
 			return any;
 		if (n < 0) {
-			fail_step(c, m, n);
+			fail_step(c, m, NULL, n);
 			return true;
 		}
 		any = true;
@@ -608,9 +631,6 @@ static bool collect(struct core *c, struct served *m)
 			if (is_running(m, rec[i].user))
 				take_record(c, &rec[i]);
 	}
-	if (!apr_step_in_flight(m->loaded))
-		for (uint32_t i = 0; i < m->n_runs; i++)
-			m->runs[i]->in_step = false;
 	return any;
 }
 
@@ -629,7 +649,7 @@ bool sched_run(struct core *c)
 		}
 		if (apr_step_in_flight(m->loaded))
 			any |= collect(c, m);
-		if (m->n_runs && !apr_step_in_flight(m->loaded))
+		if (m->n_runs && apr_step_room(m->loaded))
 			any |= start_step(c, m);
 	}
 	return any;
