@@ -13,7 +13,7 @@ models: setup
 check: models
 	@$(MAKE) --no-print-directory check-built
 check-built: all tests benches
-	$(B)/tests/runner $(TEST_PROGS)
+	$(B)/tests/runner -a $(TEST_PROGS)
 # The same suites under a sanitizer. ThreadSanitizer leaves out those whose subject is arithmetic or one
 # thread's parsing of files: they take it tens of minutes, and the threads they use are the pool's and the
 # engine's, which kernels/test_pool, engine/test_cases, test_kv and the daemon's suites put before it.
@@ -25,7 +25,7 @@ TSAN_LEAVES_OUT := aprctl/test_conform engine/test_arch engine/test_forward_gold
 	model/test_fields model/test_gguf model/test_golden model/test_pretok
 SAN_TESTS := $(filter-out $(if $(findstring thread,$(SAN)),$(TSAN_LEAVES_OUT:%=$(B)/tests/%)),$(TEST_PROGS))
 check-san: all tests
-	@$(SAN_ENV) $(B)/tests/runner -j2 $(SAN_TESTS)
+	@$(SAN_ENV) $(B)/tests/runner -a -j2 $(SAN_TESTS)
 
 demo: setup
 	@scripts/get-model smollm2-135m >/dev/null

@@ -8,7 +8,10 @@
  * Exit status of a suite: 0 passed, 77 all of it skipped (counted, said),
  * anything else failed.
  *
- *   runner [-j JOBS] [-t SECONDS] PROGRAM...
+ *   runner [-a] [-j JOBS] [-t SECONDS] PROGRAM...
+ *   -a: a suite that failed beside others is run again, alone, when they are done. What passes then is
+ *       counted as passed and named as shaky, with what it said the first time: it is to be mended, but a
+ *       machine that stood still for a second is no reason to throw a change away.
  *   APR_TEST_TIMEOUT overrides the limit of 900 s, which only a hang exceeds.
  */
 #include <errno.h>
@@ -38,6 +41,8 @@ struct tallies {
 	struct tally suites, tests; /* tests: as the suites' closing lines count them */
 	unsigned uncounted;         /* suites that ended without such a line */
 	FILE *failures;             /* what is said again at the end */
+	const char **again;         /* suites to be run once more, alone; NULL without -a */
+	unsigned n_again, shaky;
 };
 
 static double now(void)
@@ -146,7 +151,9 @@ static void keep_failure(const char *program, FILE *out, FILE *to)
 
 static void show_failures(const struct tallies *t)
 {
-	if (!t->suites.failed)
+	if (t->shaky)
+		printf("%u shaky: failed beside others, passed alone\n", t->shaky);
+	if (!t->suites.failed && !t->shaky)
 		return;
 	puts("failed:");
 	show_output(t->failures);
@@ -168,9 +175,14 @@ static void finish(struct job *j, int status, int timed_out, struct tallies *all
 		verdict = timed_out ? "FAILED (timeout)" : "FAILED";
 	}
 	show_output(j->out);
-	count_tests(j->out, all);
 	if (verdict[0] == 'F')
 		keep_failure(j->program, j->out, all->failures);
+	if (verdict[0] == 'F' && all->again) {
+		t->failed--; /* not yet */
+		all->again[all->n_again++] = j->program;
+	} else {
+		count_tests(j->out, all);
+	}
 	fclose(j->out);
 	printf("== %s: %s in %.1f s\n", j->program, verdict, now() - j->began);
 	if (!timed_out && WIFSIGNALED(status))
@@ -207,6 +219,30 @@ static struct job *free_job(struct job *jobs, unsigned n)
 	return NULL;
 }
 
+/* A second try of those that failed, one after the other. */
+static void run_again(double limit, struct tallies *t)
+{
+	const char **again = t->again;
+	unsigned n = t->n_again, i;
+
+	t->again = NULL; /* what fails now has failed */
+	for (i = 0; i < n; i++) {
+		unsigned failed = t->suites.failed;
+		struct job j = {0};
+
+		printf("== %s: again, alone\n", again[i]);
+		if (start(&j, again[i]))
+			t->suites.failed++;
+		while (j.pid) {
+			look(&j, 1, limit, t);
+			nanosleep(&(struct timespec){0, 5000000}, NULL);
+		}
+		if (failed == t->suites.failed)
+			t->shaky++;
+	}
+	free(again);
+}
+
 static int any_running(const struct job *jobs, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++)
@@ -221,10 +257,12 @@ int main(int argc, char **argv)
 	double limit = env ? atof(env) : 900, began = now();
 	struct job jobs[MAX_JOBS] = {{0}};
 	struct tallies t = {0};
-	int n = 1, opt;
+	int n = 1, again = 0, opt;
 
-	while ((opt = getopt(argc, argv, "j:t:")) != -1) {
-		if (opt == 'j')
+	while ((opt = getopt(argc, argv, "aj:t:")) != -1) {
+		if (opt == 'a')
+			again = 1;
+		else if (opt == 'j')
 			n = atoi(optarg);
 		else if (opt == 't')
 			limit = atof(optarg);
@@ -232,12 +270,13 @@ int main(int argc, char **argv)
 			return 2;
 	}
 	if (n < 1 || n > MAX_JOBS || limit <= 0) {
-		fprintf(stderr, "usage: runner [-j 1..%d] [-t SECONDS] PROGRAM...\n", MAX_JOBS);
+		fprintf(stderr, "usage: runner [-a] [-j 1..%d] [-t SECONDS] PROGRAM...\n", MAX_JOBS);
 		return 2;
 	}
 	t.failures = tmpfile();
-	if (!t.failures) {
-		perror("runner: a temporary file");
+	t.again = again ? calloc((size_t)argc, sizeof *t.again) : NULL;
+	if (!t.failures || (again && !t.again)) {
+		perror("runner");
 		return 1;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 1024);
@@ -253,6 +292,8 @@ int main(int argc, char **argv)
 		look(jobs, (unsigned)n, limit, &t);
 		nanosleep(&(struct timespec){0, 5000000}, NULL);
 	}
+	if (t.again)
+		run_again(limit, &t);
 	printf("tests in the suites: %u passed, %u failed, %u skipped\n", t.tests.passed, t.tests.failed, t.tests.skipped);
 	if (t.uncounted)
 		printf("suites that ended without counting their tests: %u\n", t.uncounted);

@@ -210,9 +210,12 @@ static void client_sockets_take_no_orders(void)
 	for (uint16_t type = APR_FRAME_LOAD; type <= APR_FRAME_LOG; type++) {
 		struct apr_frame f = { APR_FRAME_MAGIC, type, 0, sizeof(f), 0 };
 		CU_ASSERT_EQUAL(send(h.sock, &f, sizeof(f), 0), (ssize_t)sizeof(f));
-		int n = hand_recv(h.sock, buf, sizeof(buf), NULL, 5000);
+		int n;
+		do { /* what an earlier test did to the models may be told on the way */
+			n = hand_recv(h.sock, buf, sizeof(buf), NULL, 5000);
+			memcpy(&f, buf, sizeof(f));
+		} while (n == (int)sizeof(f) && f.type == APR_FRAME_MODEL_CHANGED);
 		CU_ASSERT_TRUE(n > (int)sizeof(f));
-		memcpy(&f, buf, sizeof(f));
 		CU_ASSERT_EQUAL(f.err, -EPERM);
 	}
 	hand_close(&h);

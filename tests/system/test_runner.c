@@ -45,14 +45,14 @@ static const struct apr_test sample[] = {
 /* ---- the tests -------------------------------------------------------------------- */
 
 /* What the runner prints for these programs; its exit status in *status. */
-static char *run(const char *programs, int *status)
+static char *run(const char *options, const char *programs, int *status)
 {
 	char command[2048], *text = NULL;
 	size_t size = 0, n;
 	FILE *to = open_memstream(&text, &size), *p;
 	char buf[4096];
 
-	snprintf(command, sizeof command, "APR_RUNNER_SAMPLE=1 %s -j2 -t 2 %s 2>&1", apr_test_program("tests/runner"), programs);
+	snprintf(command, sizeof command, "APR_RUNNER_SAMPLE=1 %s -j2 -t 2 %s %s 2>&1", apr_test_program("tests/runner"), options, programs);
 	p = popen(command, "r");
 	CU_ASSERT_FATAL(p && to);
 	while ((n = fread(buf, 1, sizeof buf, p)) > 0)
@@ -85,7 +85,7 @@ static void every_test_runs_after_one_that_fails(void)
 	char *text;
 
 	snprintf(self, sizeof self, "%s", apr_test_program("tests/system/test_runner"));
-	text = run(self, &status);
+	text = run("", self, &status);
 	CU_ASSERT_NOT_EQUAL(status, 0);
 	CU_ASSERT_PTR_NOT_NULL(strstr(text, "sample: 2 passed, 2 failed, 1 skipped"));
 	CU_ASSERT_PTR_NOT_NULL(strstr(text, "tests in the suites: 2 passed, 2 failed, 1 skipped"));
@@ -99,7 +99,7 @@ static void failures_are_the_last_that_is_said(void)
 
 	snprintf(list, sizeof list, "%s %s", script("good", "echo 'a/good: 1 passed, 0 failed, 0 skipped'"),
 	         script("bad", "echo '  Test: one ...FAILED'; echo '    1. bad.c:7  - CU_FAIL'; exit 1"));
-	text = run(list, &status);
+	text = run("", list, &status);
 	CU_ASSERT_NOT_EQUAL(status, 0);
 	again = strstr(text, "\nfailed:\n-- ");
 	CU_ASSERT_PTR_NOT_NULL_FATAL(again);
@@ -111,7 +111,7 @@ static void failures_are_the_last_that_is_said(void)
 static void one_that_hangs_is_ended(void)
 {
 	int status;
-	char *text = run(script("hangs", "sleep 60"), &status);
+	char *text = run("", script("hangs", "sleep 60"), &status);
 
 	CU_ASSERT_NOT_EQUAL(status, 0);
 	CU_ASSERT_PTR_NOT_NULL(strstr(text, "FAILED (timeout)"));
@@ -121,7 +121,7 @@ static void one_that_hangs_is_ended(void)
 static void all_skipped_is_no_failure(void)
 {
 	int status;
-	char *text = run(script("skips", "exit 77"), &status);
+	char *text = run("", script("skips", "exit 77"), &status);
 
 	CU_ASSERT_EQUAL(status, 0);
 	CU_ASSERT_PTR_NOT_NULL(strstr(text, "0 passed, 0 failed, 1 skipped"));
@@ -129,10 +129,30 @@ static void all_skipped_is_no_failure(void)
 	free(text);
 }
 
+static void a_second_try_alone(void)
+{
+	char once[400], *text;
+	int status;
+
+	snprintf(once, sizeof once, "if [ -e %s/mark ]; then echo 'a/once: 3 passed, 0 failed, 0 skipped'; exit 0; fi; touch %s/mark; exit 1",
+	         apr_test_tmpdir(), apr_test_tmpdir());
+	text = run("-a", script("once", once), &status);
+	CU_ASSERT_EQUAL(status, 0);
+	CU_ASSERT_PTR_NOT_NULL(strstr(text, "tests in the suites: 3 passed, 0 failed"));
+	CU_ASSERT_PTR_NOT_NULL(strstr(text, "1 passed, 0 failed, 0 skipped\n1 shaky"));
+	free(text);
+	text = run("-a", script("never", "exit 1"), &status);
+	CU_ASSERT_NOT_EQUAL(status, 0);
+	CU_ASSERT_PTR_NOT_NULL(strstr(text, "0 passed, 1 failed, 0 skipped"));
+	CU_ASSERT_PTR_NULL(strstr(text, "shaky"));
+	free(text);
+}
+
 static const struct apr_test tests[] = {
 	{ "every_test_runs_after_one_that_fails", every_test_runs_after_one_that_fails, 0 },
 	{ "failures_are_the_last_that_is_said", failures_are_the_last_that_is_said, 0 },
 	{ "one_that_hangs_is_ended", one_that_hangs_is_ended, 0 },
+	{ "a_second_try_alone", a_second_try_alone, 0 },
 	{ "all_skipped_is_no_failure", all_skipped_is_no_failure, 0 },
 };
 
