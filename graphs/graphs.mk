@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 # The CUDA backend's module. Included after kernels/cuda/cuda.mk, so only where nvcc is found.
 #
-#   make cuda         libaprd-cuda.so beside the programs, and run_score
+#   make cuda         libaprd-cuda.so beside the programs, and the programs of tests/graphs
 #   make check-gpu    run_score over small random models, then the kernels' own checks
 
 GRAPHS_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(sort $(wildcard graphs/*.c))) \
 	$(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard graphs/*.cu)))
 CUDA_MODULE := $(B)/libaprd-cuda.so
-RUN_SCORE := $(B)/run_score
+GPU_RUNS := $(B)/run_score $(B)/run_stress
 
 $(B)/obj/graphs/%.o: CPPFLAGS_ALL += -isystem $(CUDA_HOME)/include
 
@@ -25,13 +25,13 @@ $(CUDA_MODULE): $(GRAPHS_OBJ) $(B)/gen/cuda_build_id.o $(B)/libkernels-cuda.a gr
 		-Xlinker --version-script=graphs/libaprd-cuda.map,-z,defs,-rpath,$(CUDA_HOME)/lib64,-rpath,/usr/local/cuda/lib64 \
 		-o $@ $(filter %.o %.a,$^) -L$(CUDA_HOME)/lib64 -lcublasLt -lpthread
 
-# Stands on libc alone, so that it runs on a machine with a GPU and without the daemon's libraries.
-$(RUN_SCORE): $(B)/obj/tests/graphs/run_score.o $(B)/libtestsupport.a $(B)/libengine.a $(B)/libkernels.a $(B)/libmodel.a
+# They stand on libc alone, so that they run on a machine with a GPU and without the daemon's libraries.
+$(GPU_RUNS): $(B)/%: $(B)/obj/tests/graphs/%.o $(B)/libtestsupport.a $(B)/libengine.a $(B)/libkernels.a $(B)/libmodel.a
 	$(call say,LINK)
 	$(Q)$(CC) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDFLAGS_ALL) \
 		-Wl,-Bstatic -lutf8proc -ljansson -Wl,-Bdynamic -ldl -lm
 
-cuda: $(CUDA_MODULE) $(RUN_SCORE)
+cuda: $(CUDA_MODULE) $(GPU_RUNS)
 check-gpu: cuda
 # `make` and `make check` compile it too, once: other compilers' and sanitizers' builds leave it out
 ifeq ($(B),build)

@@ -81,7 +81,8 @@ struct tiny_spec {
 	uint32_t rope_original_ctx; /* [64] with yarn */
 	bool rope_freqs;      /* adds rope_freqs.weight, rising from 1 to 8 */
 	bool no_bos;          /* no bos_token_id, add_bos_token false */
-	uint32_t nan_row;     /* row + 1 of blk.0.ffn_up.weight that has a NaN (F32 only); 0 = none */
+	uint32_t nan_row;     /* row + 1 of blk.0.ffn_up.weight that has a NaN (F32, F16, Q8_0); 0 = none */
+	uint32_t nan_token;   /* row + 1 of token_embd.weight that has one (the same types); with separate_output */
 };
 
 /* The writer with all keys and tensors of the spec, for a test to change; NULL where the

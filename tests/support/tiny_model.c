@@ -145,6 +145,21 @@ static void fill_row(struct rng *r, uint32_t type, uint8_t *p, uint32_t n, float
 	}
 }
 
+/* The first value, or the first block's scale; false where the type has no place for it. */
+static bool put_nan(uint8_t *p, uint32_t type)
+{
+	static const uint16_t half = 0x7e00;
+	static const float nan = NAN;
+
+	if (type == APR_TYPE_F32)
+		memcpy(p, &nan, sizeof nan);
+	else if (type == APR_TYPE_F16 || type == APR_TYPE_Q8_0)
+		memcpy(p, &half, sizeof half);
+	else
+		return false;
+	return true;
+}
+
 struct tiny { /* the spec with its defaults, and what is being written */
 	struct tiny_spec s;
 	struct gguf_writer *w;
@@ -157,7 +172,7 @@ static void matrix(struct tiny *t, const char *name, uint32_t type, uint32_t n_i
 	struct apr_type_info ti = apr_type_info(type);
 	uint64_t ne[2] = {n_in, n_out}, row_bytes;
 	uint8_t *data;
-	uint32_t i;
+	uint32_t i, nan_at;
 
 	if (!ti.block || n_in % ti.block) {
 		t->bad = true;
@@ -173,11 +188,9 @@ static void matrix(struct tiny *t, const char *name, uint32_t type, uint32_t n_i
 
 		fill_row(&t->rng, type, data + i * row_bytes, n_in, (big ? 1000.0f : 1.0f) / sqrtf((float)n_in));
 	}
-	if (t->s.nan_row && type == APR_TYPE_F32 && !strcmp(name, "blk.0.ffn_up.weight") && t->s.nan_row <= n_out) {
-		float nan = NAN;
-
-		memcpy(data + (t->s.nan_row - 1) * row_bytes, &nan, sizeof nan);
-	}
+	nan_at = !strcmp(name, "blk.0.ffn_up.weight") ? t->s.nan_row : !strcmp(name, "token_embd.weight") ? t->s.nan_token : 0;
+	if (nan_at && nan_at <= n_out)
+		t->bad |= !put_nan(data + (nan_at - 1) * row_bytes, type);
 	gw_tensor(t->w, name, type, 2, ne, data, row_bytes * n_out);
 	free(data);
 }
