@@ -31,7 +31,20 @@ $(GPU_RUNS): $(B)/%: $(B)/obj/tests/graphs/%.o $(B)/libtestsupport.a $(B)/libeng
 	$(Q)$(CC) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDFLAGS_ALL) \
 		-Wl,-Bstatic -lutf8proc -ljansson -Wl,-Bdynamic -ldl -lm
 
-cuda: $(CUDA_MODULE) $(GPU_RUNS)
+# Watches the driver calls of a real daemon: the program, and the library that the driver loads into it.
+WATCH_LIB := $(if $(wildcard $(CUDA_HOME)/include/cupti.h $(CUDA_HOME)/extras/CUPTI/include/cupti.h),$(B)/libapr-watch-driver.so)
+RUN_QUIET := $(B)/run_quiet
+$(B)/obj/tests/graphs/watch_driver.o: CPPFLAGS_ALL += -isystem $(CUDA_HOME)/include -isystem $(CUDA_HOME)/extras/CUPTI/include \
+	-DAPR_CUDA_HOME='"$(CUDA_HOME)"'
+$(B)/libapr-watch-driver.so: $(B)/obj/tests/graphs/watch_driver.o
+	$(call say,LINK)
+	$(Q)$(CC) -shared -Wl,-z,defs -o $@ $^ $(LDFLAGS_ALL) -ldl
+$(RUN_QUIET): $(B)/obj/tests/graphs/run_quiet.o $(B)/libtestsupport.a $(B)/libaprclient.a $(B)/libmodel.a $(B)/libkernels.a
+	$(call say,LINK)
+	$(Q)$(CC) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDFLAGS_ALL) \
+		-Wl,-Bstatic -lutf8proc -Wl,-Bdynamic -lm
+
+cuda: $(CUDA_MODULE) $(GPU_RUNS) $(WATCH_LIB) $(RUN_QUIET)
 check-gpu: cuda
 # `make` and `make check` compile it too, once: other compilers' and sanitizers' builds leave it out
 ifeq ($(B),build)
