@@ -18,10 +18,12 @@ $(B)/obj/%.o: %.cu kernels/cuda/cuda.mk
 $(B)/libkernels-cuda.a: $(CUDA_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
-# static runtime and C++ library: the program runs where only a driver is
+# static runtime and C++ library: the program runs where a driver and cuBLASLt are
+link_check = $(NVCC) -Xcompiler -static-libstdc++,-static-libgcc -Xlinker -rpath,$(CUDA_HOME)/lib64,-rpath,/usr/local/cuda/lib64 \
+	-o $@ $^ -L$(CUDA_HOME)/lib64 -lcublasLt
 $(CUDA_CHECK): $(CUDA_CHECK_OBJ) $(B)/libkernels-cuda.a $(B)/libkernels.a
 	@mkdir -p $(@D)
-	$(NVCC) -Xcompiler -static-libstdc++,-static-libgcc -o $@ $^
+	$(link_check)
 
 .PHONY: cuda check-cuda
 cuda: $(B)/libkernels-cuda.a $(CUDA_CHECK)

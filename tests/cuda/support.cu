@@ -129,7 +129,8 @@ static const struct {
 	void (*run)(void);
 } checks[] = {
 		{"weights", check_weights}, {"proj", check_proj},     {"ops", check_ops},    {"attn_decode", check_attn_decode},
-		{"prefill", check_prefill}, {"sample", check_sample}, {"layer", check_layer}};
+		{"prefill", check_prefill}, {"sample", check_sample}, {"layer", check_layer},
+		{"chain", check_chain}};
 void bench(void);
 
 int main(int argc, char **argv)

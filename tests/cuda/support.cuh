@@ -144,5 +144,6 @@ void check_attn_decode(void);
 void check_prefill(void);
 void check_sample(void);
 void check_layer(void);
+void check_chain(void);
 
 #endif

@@ -4,11 +4,12 @@
  * however often a graph is replayed, after restarts and re-tuning, tokens and
  * log-probabilities are those that a request alone got.
  *
- *   run_stress [-b BACKEND] [-r ROUTE] [-n REPLAYS] [-a ARCH] [-l] [TEST]...
+ *   run_stress [-b BACKEND] [-r ROUTE] [-n REPLAYS] [-a ARCH] [-l] [-s] [TEST]...
  *     BACKEND default cuda; cpu holds the same promise and shows that the tests are right
  *     REPLAYS of every bucket, default 300 (the long form: 10000)
  *     ARCH    llama (default), gemma3, qwen2
  *     -l      lists the tests
+ *     -s      instead of them a few requests through every kind of graph, for slow tools (compute-sanitizer)
  *
  * Owns: those tests over the engine, with no daemon. Its last line but one is a
  * hash of what requests alone got, so that two runs can be compared. Exit: 0; 1 a
@@ -528,27 +529,75 @@ static void run_test(size_t i)
 	fflush(stdout);
 }
 
+/* Prompts packed and in chunks, generated rows in three buckets, every control of the sampler, both scores: twice. */
+static void few_requests(void)
+{
+	struct drive_job jobs[2][6];
+	uint32_t k, i;
+
+	current = "few requests";
+	for (k = 0; k < 2; k++) {
+		for (i = 0; i < 4; i++) {
+			jobs[k][i] = base_job(i + 2);
+			jobs[k][i].p.max_tokens = 3;
+			jobs[k][i].chunk = 40;
+		}
+		jobs[k][4] = rows_job(9, true);
+		jobs[k][5] = rows_job(20, false);
+		run(jobs[k], 6);
+	}
+	for (i = 0; i < 6; i++)
+		same(&jobs[0][i], &jobs[1][i], "the second time");
+	drive_done(jobs[0], 6);
+	drive_done(jobs[1], 6);
+}
+
+static void all_tests(char **names)
+{
+	current = "alone";
+	for (uint32_t i = 0; i < N_BASE; i++) {
+		want[i] = base_job(i);
+		run(&want[i], 1);
+		check(want[i].rc == 0 && want[i].n_tok == N_GEN, "every token");
+	}
+	for (size_t i = 0; i < N_TESTS; i++) {
+		bool wanted = !*names;
+
+		for (char **n = names; *n; n++)
+			wanted |= !strcmp(*n, tests[i].name);
+		if (wanted)
+			run_test(i);
+	}
+	printf("bits of requests alone: %016llx\n", (unsigned long long)hash_of_alone());
+}
+
 static int usage(void)
 {
-	fprintf(stderr, "usage: run_stress [-b BACKEND] [-r ROUTE] [-n REPLAYS] [-a ARCH] [-l] [TEST]...\n");
+	fprintf(stderr, "usage: run_stress [-b BACKEND] [-r ROUTE] [-n REPLAYS] [-a ARCH] [-l] [-s] [TEST]...\n");
 	return 2;
 }
 
 int main(int argc, char **argv)
 {
 	const char *arch = "llama";
+	bool few = false;
 	int o, rc;
 
 	cfg = drive_config(NULL, CTX, 0);
 	cfg.backend = "cuda";
 	cfg.chunk = 2048;
 	cfg.log = say;
-	while ((o = getopt(argc, argv, "b:r:n:a:l")) != -1)
+	while ((o = getopt(argc, argv, "b:r:n:a:ls")) != -1)
 		switch (o) {
 		case 'b': cfg.backend = optarg; break;
 		case 'r': cfg.route = optarg; break;
 		case 'n': replays = (unsigned)strtoul(optarg, NULL, 10); break;
 		case 'a': arch = optarg; break;
+		case 's':
+			few = true;
+			cfg.chunk = 64;
+			cfg.n_ctx = 512;
+			break;
 		case 'l':
 			for (size_t i = 0; i < N_TESTS; i++)
 				puts(tests[i].name);
@@ -557,21 +606,10 @@ int main(int argc, char **argv)
 		}
 	rc = set_up(arch);
 	if (!rc) {
-		current = "alone";
-		for (uint32_t i = 0; i < N_BASE; i++) {
-			want[i] = base_job(i);
-			run(&want[i], 1);
-			check(want[i].rc == 0 && want[i].n_tok == N_GEN, "every token");
-		}
-		for (size_t i = 0; i < N_TESTS; i++) {
-			bool wanted = optind == argc;
-
-			for (int k = optind; k < argc; k++)
-				wanted |= !strcmp(argv[k], tests[i].name);
-			if (wanted)
-				run_test(i);
-		}
-		printf("bits of requests alone: %016llx\n", (unsigned long long)hash_of_alone());
+		if (few)
+			few_requests();
+		else
+			all_tests(argv + optind);
 		printf("run_stress%s%s, %s: %u checks, %u failed\n", cfg.route ? " -r " : "", cfg.route ? cfg.route : "", arch,
 		       n_checks, n_failed);
 	}
