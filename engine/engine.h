@@ -137,6 +137,7 @@ struct apr_seq_state {
 	uint32_t n_computed;         /* positions whose KV is there or enqueued */
 	uint32_t n_generated;        /* sampled and reported, forced included */
 	uint32_t todo;               /* rows that can be computed now: prefill rows left, or 1 when decoding; 0 = ended */
+	uint32_t n_pages;            /* held, over all KV groups */
 	bool decoding;
 	bool ended;                  /* no row will be computed any more */
 };
@@ -146,6 +147,14 @@ void apr_seq_state(const struct apr_seq *s, struct apr_seq_state *st);
 int apr_seq_reserve(struct apr_seq *s, uint32_t rows);
 /* Gives up all pages (preemption); the sequence computes everything again, with the same bits, when next stepped. */
 void apr_seq_drop(struct apr_seq *s);
+/* Gives up its slot too, at the end of the step that names it: it cannot be stepped until it is resumed. */
+void apr_seq_suspend(struct apr_seq *s);
+int apr_seq_resume(struct apr_seq *s); /* a slot again. -EAGAIN: none is free */
+
+/* Would a prompt of these ids find that many of its positions in the prefix cache? Takes nothing. */
+uint32_t apr_loaded_peek(const struct apr_loaded *m, uint64_t scope, const uint32_t *ids, uint32_t n_ids);
+/* Are pages for so many positions free now, in every KV group? */
+bool apr_loaded_room(const struct apr_loaded *m, uint32_t positions);
 
 /* ---- steps ---------------------------------------------------------------- */
 

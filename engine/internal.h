@@ -16,6 +16,7 @@
 
 #define APR_DEFAULT_CTX 8192u
 #define APR_DEFAULT_CHUNK 512u
+#define APR_NO_SLOT UINT32_MAX
 
 struct apr_engine {
 	struct apr_engine_config cfg; /* strings are this struct's copies */
@@ -57,7 +58,7 @@ struct apr_seq {
 	struct apr_seq *next_zombie;
 	void *user;
 	enum apr_seq_kind kind;
-	uint32_t slot;
+	uint32_t slot; /* APR_NO_SLOT: suspended */
 	uint64_t scope;
 
 	uint32_t *ids;     /* [capacity]: prompt, then generated */
@@ -70,7 +71,7 @@ struct apr_seq {
 	bool looked_up;    /* the prefix cache was asked since the KV was last empty */
 	bool prefill_only; /* max_tokens 0 */
 	bool force_decode, want_logprob;
-	bool ended, freed, drop_after;
+	bool ended, freed, drop_after, suspend_after;
 	uint32_t in_steps; /* steps in flight that name it */
 	uint32_t pending;  /* tokens drawn by those, not known here yet */
 	uint32_t seen_from; /* ids below have left the penalty window */
@@ -91,6 +92,7 @@ void apr_seq_slide(struct apr_seq *s, uint32_t pos); /* the penalty window, for 
 void apr_seq_look_up(struct apr_seq *s); /* the prefix cache, once while nothing is computed */
 uint32_t apr_seq_todo(const struct apr_seq *s);
 bool apr_seq_wants_row(const struct apr_seq *s, uint32_t pos); /* logits of that position are wanted */
+void apr_seq_given_up(struct apr_seq *s); /* no step names it any more: what waited for that */
 void apr_seq_destroy(struct apr_seq *s);
 
 /* engine/step.c */

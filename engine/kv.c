@@ -38,6 +38,7 @@ struct apr_kv {
 	struct node *node;
 	uint32_t *node_page; /* [n_nodes][n_groups] */
 	uint32_t n_nodes, node_free;
+	uint32_t *path;      /* [max_pages_seq]: scratch of apr_kv_peek */
 	uint32_t *bucket;    /* [mask + 1] */
 	uint32_t mask;
 	/* Written by the driving thread, read by any: totals for status, ordered with nothing. */
@@ -115,7 +116,8 @@ static int nodes_init(struct apr_kv *kv, uint32_t n)
 	kv->node = calloc(n, sizeof *kv->node);
 	kv->node_page = calloc((size_t)n * kv->n_groups + 1, sizeof *kv->node_page);
 	kv->bucket = malloc((size_t)buckets * sizeof *kv->bucket);
-	if (!kv->node || !kv->node_page || !kv->bucket)
+	kv->path = calloc((size_t)kv->max_pages_seq + 1, sizeof *kv->path);
+	if (!kv->node || !kv->node_page || !kv->bucket || !kv->path)
 		return -ENOMEM;
 	kv->mask = buckets - 1;
 	kv->n_nodes = n;
@@ -130,10 +132,14 @@ static int nodes_init(struct apr_kv *kv, uint32_t n)
 uint64_t apr_kv_bytes(const struct apr_sizes *s)
 {
 	uint64_t nodes = nodes_for(s), sum = sizeof(struct apr_kv) + buckets_for((uint32_t)nodes) * sizeof(uint32_t);
-	uint32_t g;
+	uint32_t g, path = 0;
 
-	for (g = 0; g < s->n_groups; g++)
+	for (g = 0; g < s->n_groups; g++) {
 		sum += s->group[g].n_pages * sizeof(struct page);
+		if (s->group[g].max_pages_seq > path)
+			path = s->group[g].max_pages_seq;
+	}
+	sum += ((uint64_t)path + 1) * sizeof(uint32_t);
 	return sum + nodes * (sizeof(struct node) + s->n_groups * sizeof(uint32_t));
 }
 
@@ -176,6 +182,7 @@ void apr_kv_free(struct apr_kv *kv)
 	free(kv->node);
 	free(kv->node_page);
 	free(kv->bucket);
+	free(kv->path);
 	free(kv);
 }
 
@@ -402,6 +409,16 @@ bool apr_kv_can_ever(const struct apr_kv *kv, uint32_t positions, uint32_t rows)
 	return true;
 }
 
+bool apr_kv_room(const struct apr_kv *kv, uint32_t positions, uint32_t rows)
+{
+	uint32_t g;
+
+	for (g = 0; g < kv->n_groups; g++)
+		if (apr_kv_group_need(&kv->group[g], positions, rows) > kv->pool[g].n_free)
+			return false;
+	return true;
+}
+
 /* ---- what sequences do --------------------------------------------------------- */
 
 /* Longest number of pages, at most n, that all groups can restore along the path. */
@@ -425,11 +442,11 @@ static uint32_t restorable(const struct apr_kv *kv, const uint32_t *path, uint32
 	return 0;
 }
 
-uint32_t apr_kv_lookup(struct apr_kv *kv, struct apr_kv_seq *s, uint64_t scope, const uint32_t *ids, uint32_t n_ids,
-                       uint32_t generated_from)
+/* The nodes of a prompt's full pages below its last token, as far as the tree has them. */
+static uint32_t walk(const struct apr_kv *kv, uint32_t *path, uint64_t scope, const uint32_t *ids, uint32_t n_ids,
+                     uint32_t generated_from)
 {
-	uint32_t *path = s->page[0]; /* free for use: s holds nothing, and group 0's entries are written last */
-	uint32_t most = n_ids ? (n_ids - 1) / APR_KV_PAGE : 0, n, g, i, tip = NONE;
+	uint32_t most = n_ids ? (n_ids - 1) / APR_KV_PAGE : 0, n, tip = NONE;
 
 	if (most > kv->max_pages_seq)
 		most = kv->max_pages_seq;
@@ -440,6 +457,20 @@ uint32_t apr_kv_lookup(struct apr_kv *kv, struct apr_kv_seq *s, uint64_t scope, 
 			break;
 		path[n] = tip = next;
 	}
+	return n;
+}
+
+uint32_t apr_kv_peek(const struct apr_kv *kv, uint64_t scope, const uint32_t *ids, uint32_t n_ids)
+{
+	return restorable(kv, kv->path, walk(kv, kv->path, scope, ids, n_ids, n_ids)) * APR_KV_PAGE;
+}
+
+uint32_t apr_kv_lookup(struct apr_kv *kv, struct apr_kv_seq *s, uint64_t scope, const uint32_t *ids, uint32_t n_ids,
+                       uint32_t generated_from)
+{
+	uint32_t *path = s->page[0]; /* free for use: s holds nothing, and group 0's entries are written last */
+	uint32_t n = walk(kv, path, scope, ids, n_ids, generated_from), g, i, tip;
+
 	i = n;
 	n = restorable(kv, path, n);
 	tip = n ? path[n - 1] : NONE;

@@ -53,6 +53,10 @@ bool apr_kv_can_ever(const struct apr_kv *kv, uint32_t positions, uint32_t rows)
  * generated_from: ids from there on were generated. Returns positions. s holds nothing before. */
 uint32_t apr_kv_lookup(struct apr_kv *kv, struct apr_kv_seq *s, uint64_t scope, const uint32_t *ids, uint32_t n_ids,
                        uint32_t generated_from);
+/* What apr_kv_lookup would return for a prompt, taking nothing. */
+uint32_t apr_kv_peek(const struct apr_kv *kv, uint64_t scope, const uint32_t *ids, uint32_t n_ids);
+/* Has every group free pages for so many positions, computed so many rows at a time? */
+bool apr_kv_room(const struct apr_kv *kv, uint32_t positions, uint32_t rows);
 /* Pages for positions up to end - 1 in every group. -EAGAIN: nothing was taken. */
 int apr_kv_reserve(struct apr_kv *kv, struct apr_kv_seq *s, uint32_t end);
 /* Positions up to done - 1 are computed: full pages enter the tree, window groups give pages back. */

@@ -168,17 +168,24 @@ static int start(struct apr_seq *s, const struct apr_seq_params *p)
 	return rc ? rc : apr_kv_seq_init(s->m->kv, &s->kv);
 }
 
+static uint32_t free_slot(const struct apr_loaded *m)
+{
+	uint32_t slot = 0;
+
+	while (slot < APR_MAX_SLOTS && m->slot[slot])
+		slot++;
+	return slot < APR_MAX_SLOTS ? slot : APR_NO_SLOT;
+}
+
 int apr_seq_new(struct apr_loaded *m, const struct apr_seq_params *p, struct apr_seq **out, uint32_t *bad)
 {
-	uint32_t slot = 0, unused;
+	uint32_t slot = free_slot(m), unused;
 	struct apr_seq *s;
 	int rc = check(m, p, bad ? bad : &unused);
 
 	if (rc)
 		return rc;
-	while (slot < APR_MAX_SLOTS && m->slot[slot])
-		slot++;
-	if (slot == APR_MAX_SLOTS)
+	if (slot == APR_NO_SLOT)
 		return -EAGAIN;
 	s = calloc(1, sizeof *s);
 	if (!s)
@@ -205,7 +212,8 @@ void apr_seq_destroy(struct apr_seq *s)
 {
 	if (s->m) {
 		apr_kv_seq_fini(s->m->kv, &s->kv);
-		s->m->slot[s->slot] = NULL;
+		if (s->slot != APR_NO_SLOT)
+			s->m->slot[s->slot] = NULL;
 		s->m->n_seqs--;
 	}
 	apr_seen_free(s->seen);
@@ -285,13 +293,16 @@ void apr_seq_state(const struct apr_seq *s, struct apr_seq_state *st)
 	st->todo = apr_seq_todo(s);
 	st->decoding = s->force_decode || (s->kind == APR_SEQ_GENERATE && s->n_known + s->pending > s->n_prompt && st->todo <= 1);
 	st->ended = s->ended;
+	st->n_pages = 0;
+	for (uint32_t g = 0; g < s->m->sizes.n_groups; g++)
+		st->n_pages += s->kv.n[g] - s->kv.first[g];
 }
 
 int apr_seq_reserve(struct apr_seq *s, uint32_t rows)
 {
 	uint32_t todo;
 
-	if (s->freed)
+	if (s->freed || s->slot == APR_NO_SLOT)
 		return -EINVAL;
 	apr_seq_look_up(s);
 	todo = apr_seq_todo(s);
@@ -307,4 +318,55 @@ void apr_seq_drop(struct apr_seq *s)
 	apr_kv_drop(s->m->kv, &s->kv);
 	s->n_done = 0;
 	s->looked_up = false;
+}
+
+void apr_seq_suspend(struct apr_seq *s)
+{
+	apr_seq_drop(s);
+	if (s->in_steps) {
+		s->suspend_after = true;
+		return;
+	}
+	if (s->slot != APR_NO_SLOT)
+		s->m->slot[s->slot] = NULL;
+	s->slot = APR_NO_SLOT;
+}
+
+void apr_seq_given_up(struct apr_seq *s)
+{
+	bool suspend = s->suspend_after;
+
+	if (!s->drop_after)
+		return;
+	s->drop_after = s->suspend_after = false;
+	if (suspend)
+		apr_seq_suspend(s);
+	else
+		apr_seq_drop(s);
+}
+
+int apr_seq_resume(struct apr_seq *s)
+{
+	uint32_t slot = free_slot(s->m);
+
+	if (s->freed)
+		return -EINVAL;
+	s->suspend_after = false; /* its pages are given up all the same */
+	if (s->slot != APR_NO_SLOT)
+		return 0;
+	if (slot == APR_NO_SLOT)
+		return -EAGAIN;
+	s->slot = slot;
+	s->m->slot[slot] = s;
+	return 0;
+}
+
+uint32_t apr_loaded_peek(const struct apr_loaded *m, uint64_t scope, const uint32_t *ids, uint32_t n_ids)
+{
+	return apr_kv_peek(m->kv, scope, ids, n_ids);
+}
+
+bool apr_loaded_room(const struct apr_loaded *m, uint32_t positions)
+{
+	return apr_kv_room(m->kv, positions < m->sizes.n_ctx ? positions : m->sizes.n_ctx, m->sizes.max_rows);
 }

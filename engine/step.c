@@ -159,7 +159,7 @@ static int check_parts(const struct apr_loaded *m, const struct apr_step_part *p
 		const struct apr_seq *s = parts[i].seq;
 		uint32_t todo = apr_seq_todo(s), r = parts[i].rows < todo ? parts[i].rows : todo;
 
-		if (s->m != m || s->freed || !r || r > m->sizes.max_rows - rows)
+		if (s->m != m || s->freed || s->slot == APR_NO_SLOT || !r || r > m->sizes.max_rows - rows)
 			return -EINVAL;
 		rows += r;
 		for (g = 0; g < m->sizes.n_groups; g++)
@@ -411,10 +411,8 @@ static int finish(struct apr_loaded *m)
 			s->ended = true;
 		else if (!s->freed && !s->ended)
 			finish_part(st, f, &f->part[i], res);
-		if (s->drop_after && !s->in_steps && !s->freed) {
-			s->drop_after = false;
-			apr_seq_drop(s);
-		}
+		if (!s->in_steps && !s->freed)
+			apr_seq_given_up(s);
 	}
 	bury(m);
 	st->finished = true;

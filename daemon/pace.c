@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: MIT */
+/* Owns: estimates of step times. See pace.h. */
+#include "daemon/pace.h"
+
+static const uint32_t edge[PACE_PREFILL] = { 16,  32,  64,  96,	 128,  192,  256,  384,	 512,
+					     640, 768, 1024, 1280, 1536, 1792, 2048, 4096, 65536 };
+
+static uint32_t prefill_at(uint32_t rows)
+{
+	uint32_t i = 0;
+
+	while (i + 1 < PACE_PREFILL && edge[i] < rows)
+		i++;
+	return i;
+}
+
+static uint32_t decode_at(uint32_t rows)
+{
+	uint32_t i = 0;
+
+	while (i + 1 < PACE_DECODE && (UINT32_C(1) << i) < rows)
+		i++;
+	return i;
+}
+
+static void follow(uint64_t *est, uint64_t seen)
+{
+	if (!*est)
+		*est = seen;
+	else if (seen > *est)
+		*est += (seen - *est + 1) / 2;
+	else
+		*est -= (*est - seen) / 8;
+	if (!*est)
+		*est = 1;
+}
+
+uint64_t pace_decode_ns(const struct pace *p, uint32_t rows)
+{
+	uint32_t at = decode_at(rows), i;
+
+	if (!rows)
+		return 0;
+	for (i = at + 1; i-- > 0;) /* reckoned by rows from a smaller one: too much rather than too little */
+		if (p->decode[i])
+			return i == at ? p->decode[i] : p->decode[i] << (at - i);
+	for (i = at + 1; i < PACE_DECODE; i++)
+		if (p->decode[i])
+			return p->decode[i];
+	return 0;
+}
+
+uint64_t pace_prefill_ns(const struct pace *p, uint32_t rows)
+{
+	uint32_t at = prefill_at(rows), i;
+
+	if (!rows)
+		return 0;
+	for (i = at + 1; i-- > 0;)
+		if (p->prefill[i])
+			return i == at ? p->prefill[i] : p->prefill[i] / edge[i] * edge[at];
+	for (i = at + 1; i < PACE_PREFILL; i++)
+		if (p->prefill[i])
+			return p->prefill[i];
+	return 0;
+}
+
+static void learn_prefill(struct pace *p, uint32_t rows, uint64_t ns)
+{
+	uint32_t at = prefill_at(rows), low = at ? edge[at - 1] : 0;
+
+	/* few rows of a wide range say how dear it is at least, not how cheap */
+	if (ns > p->prefill[at] || rows >= edge[at] - (edge[at] - low) / 4)
+		follow(&p->prefill[at], ns);
+	for (uint32_t i = 0; i < PACE_PREFILL; i++) {
+		uint64_t most = i <= at ? p->prefill[at] : p->prefill[at] / edge[at] * edge[i] / 4 * 5;
+		if (p->prefill[i] > most)
+			p->prefill[i] = most;
+	}
+}
+
+void pace_learn(struct pace *p, uint32_t decode_rows, uint32_t prefill_rows, uint64_t ns)
+{
+	uint64_t decode = pace_decode_ns(p, decode_rows), row;
+
+	if (!ns)
+		ns = 1;
+	if (!p->best_step || ns < p->best_step)
+		p->best_step = ns;
+	if (!prefill_rows) {
+		if (decode_rows)
+			follow(&p->decode[decode_at(decode_rows)], ns);
+		return;
+	}
+	learn_prefill(p, prefill_rows, ns > decode ? ns - decode : 1);
+	row = ns * 1000 / (prefill_rows + decode_rows);
+	if (!p->best_row || row < p->best_row)
+		p->best_row = row;
+}
+
+uint32_t pace_chunk(const struct pace *p, uint32_t decode_rows, uint32_t max, uint32_t part)
+{
+	uint64_t decode = pace_decode_ns(p, decode_rows), have = p->budget_ns * part / 16;
+	uint32_t rows = p->least;
+
+	if (!decode_rows || !p->budget_ns)
+		return max;
+	if (!pace_prefill_ns(p, 1))
+		return p->first < max ? p->first : max;
+	for (uint32_t i = 0; i < PACE_PREFILL && decode < have; i++)
+		if (edge[i] > rows && pace_prefill_ns(p, edge[i]) <= have - decode)
+			rows = edge[i];
+	return rows < max ? rows : max;
+}
+
+uint64_t pace_least_ns(const struct pace *p, uint32_t prompt, uint32_t tokens)
+{
+	uint64_t prefill = p->best_row * prompt / 1000;
+
+	return (prefill > p->best_step ? prefill : p->best_step) + (tokens > 1 ? (tokens - 1) * p->best_step : 0);
+}
