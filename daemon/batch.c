@@ -30,6 +30,8 @@ static bool waits(const struct batch_req *q)
 
 static int push(struct batch *b, struct batch_req *q)
 {
+	if (q->stopped || q->paused || q->first || q->started == q->n || waits(q))
+		return 0;
 	int e = fair_push(&b->fair, &q->wait, q->deadline ? q->deadline : UINT64_MAX, q->started != 0);
 
 	b->waiting += !e;
@@ -53,10 +55,10 @@ int batch_enter(struct batch *b, struct batch_req *q, uint64_t identity, uint32_
 	q->wait.again = false;
 	int e = push(b, q);
 	if (!e && q->deadline) {
-		uint64_t least = pace_least_ns(&b->pace, q->prompt, q->sure);
+		uint64_t least = pace_least_ns(&b->pace, q->prompt);
 		q->due.key = q->deadline > least ? q->deadline - least : 0;
 		/* what the prefix cache has need not be computed: only a look at it makes the refusal sure */
-		e = q->due.key < now && now + pace_least_ns(&b->pace, q->prompt - b->ops->peek(b->arg, q), q->sure) >
+		e = q->due.key < now && now + pace_least_ns(&b->pace, q->prompt - b->ops->peek(b->arg, q)) >
 						q->deadline
 			    ? -ETIME
 			    : heap_add(&b->due, &q->due);
@@ -67,6 +69,30 @@ int batch_enter(struct batch *b, struct batch_req *q, uint64_t identity, uint32_
 		q->session = NULL;
 	}
 	return e;
+}
+
+void batch_stop(struct batch *b, struct batch_req *q)
+{
+	if (!q->session)
+		return;
+	q->stopped = true;
+	q->first = NULL;
+	take(b, q);
+}
+
+void batch_pause(struct batch *b, struct batch_req *q)
+{
+	if (!q->session)
+		return;
+	q->paused = true;
+	b->waiting -= waits(q);
+	fair_take(&b->fair, &q->wait);
+}
+
+int batch_go_on(struct batch *b, struct batch_req *q)
+{
+	q->paused = false;
+	return q->session ? push(b, q) : 0;
 }
 
 void batch_leave(struct batch *b, struct batch_req *q)
@@ -110,7 +136,7 @@ static void first_done(struct batch *b, struct batch_req *q)
 {
 	q->first = NULL;
 	q->after_first = false;
-	if (q->started < q->n && !waits(q) && push(b, q))
+	if (push(b, q))
 		b->ops->fail(b->arg, q, NULL, -ENOMEM);
 }
 
@@ -219,12 +245,12 @@ static uint64_t promised(const struct batch *b)
 
 	for (uint32_t i = 0; i < b->n_runs; i++) {
 		b->ops->look(b->arg, b->run[i], &l);
-		n += l.known - l.computed;
+		n += l.known > l.computed ? l.known - l.computed : 0;
 	}
 	return n;
 }
 
-static bool may_enter(struct batch *b, const struct fair_item *i, uint64_t positions, uint64_t due)
+static bool may_enter(struct batch *b, struct batch_plan *p, const struct fair_item *i, uint64_t positions, uint64_t due)
 {
 	struct batch_run *last = gives_way_to(b, i->session, i->cls);
 	uint64_t all = positions + due;
@@ -234,6 +260,10 @@ static bool may_enter(struct batch *b, const struct fair_item *i, uint64_t posit
 		return room || last; /* the pages that are short will be last's */
 	if (!last)
 		return false;
+	if (b->ops->busy(b->arg)) {
+		p->wait = true;
+		return false;
+	}
 	b->suspended++;
 	return suspend(b, last);
 }
@@ -244,10 +274,10 @@ static int enter_again(struct batch *b, struct batch_run *run)
 
 	if (!e)
 		e = fair_starts(&b->fair, run->q->session);
-	if (e) {
+	if (e && e != -EAGAIN)
 		b->ops->fail(b->arg, run->q, run, e);
+	if (e)
 		return e;
-	}
 	fair_take(&b->fair, &run->wait);
 	run->out = false;
 	b->out--;
@@ -268,26 +298,25 @@ static int enter_new(struct batch *b, struct batch_req *q)
 	struct fair_flow *session = q->session;
 	session->refs++; /* q may go */
 	e = b->ops->start(b->arg, q, &run, &cached);
-	if (e) {
+	if (!e) {
+		run->q = q;
+		run->age = b->admitted++;
+		slot_take(b, run);
+		fair_charge(session, q->prompt - cached);
+		q->started++;
+		if (q->started == q->n || q->after_first)
+			take(b, q);
+		if (q->started < q->n && q->after_first)
+			q->first = run;
+	} else {
 		fair_stops(&b->fair, session);
-		fair_let_go(&b->fair, session);
-		return e;
 	}
 	fair_let_go(&b->fair, session);
-	run->q = q;
-	run->age = b->admitted++;
-	slot_take(b, run);
-	fair_charge(session, q->prompt - cached);
-	q->started++;
-	if (q->started == q->n || q->after_first)
-		take(b, q);
-	if (q->started < q->n && q->after_first)
-		q->first = run;
-	return 0;
+	return e;
 }
 
 /* Slots for those that wait, as far as there are slots and pages. Who is first and has to wait lets nobody pass. */
-static void admit(struct batch *b)
+static void admit(struct batch *b, struct batch_plan *p)
 {
 	uint64_t due = promised(b);
 
@@ -303,10 +332,12 @@ static void admit(struct batch *b)
 				const struct batch_req *q = HEAP_OF(i, struct batch_req, wait);
 				need = (uint64_t)q->prompt + 1 - b->ops->peek(b->arg, q);
 			}
-			if (!may_enter(b, i, need, due))
+			if (!may_enter(b, p, i, need, due))
 				return;
 			e = i->again ? enter_again(b, HEAP_OF(i, struct batch_run, wait))
 				     : enter_new(b, HEAP_OF(i, struct batch_req, wait));
+			if (e == -EAGAIN) /* slots that a step still names */
+				return;
 			if (!e)
 				due += need;
 		}
@@ -329,7 +360,7 @@ bool batch_late(struct batch *b, uint64_t now)
 	for (struct heap_item *i; (i = heap_first(&b->due)) && i->key < now; any = true) {
 		struct batch_req *q = HEAP_OF(i, struct batch_req, due);
 		uint32_t rows = q->prompt - b->ops->peek(b->arg, q);
-		uint64_t least = pace_least_ns(&b->pace, rows, q->sure);
+		uint64_t least = pace_least_ns(&b->pace, rows);
 		heap_remove(&b->due, i);
 		if (now + least <= q->deadline) { /* much of it is cached by now */
 			i->key = q->deadline - least;
@@ -392,6 +423,12 @@ static uint32_t pages_of(uint32_t positions)
 	return positions / PAGE + (positions % PAGE != 0);
 }
 
+static bool wait_for_end(const struct batch *b, const struct making *m)
+{
+	m->p->wait |= b->ops->busy(b->arg);
+	return m->p->wait;
+}
+
 /* Pages for rows more than are computed, taken from those below if need be. 0; -EAGAIN: it waits; -ECANCELED: look at
  * everything anew; else it can never have them. */
 static int get_pages(struct batch *b, struct making *m, uint32_t at, uint32_t rows)
@@ -405,7 +442,9 @@ static int get_pages(struct batch *b, struct making *m, uint32_t at, uint32_t ro
 	while (run->q->max_pages && who->pages + extra > run->q->max_pages) {
 		v = holder_below(m, at, who);
 		if (!v)
-			return others_hold(m, at, who) ? -EAGAIN : -EDQUOT;
+			return others_hold(m, at, who) || b->ops->busy(b->arg) ? -EAGAIN : -EDQUOT;
+		if (wait_for_end(b, m))
+			return -EAGAIN;
 		who->pages -= v->pages;
 		unplan(m, v);
 		b->suspended++;
@@ -414,8 +453,10 @@ static int get_pages(struct batch *b, struct making *m, uint32_t at, uint32_t ro
 	}
 	while ((e = b->ops->reserve(b->arg, run, rows)) == -EAGAIN) {
 		v = holder_below(m, at, NULL);
-		if (!v)
-			return others_hold(m, at, NULL) ? -EAGAIN : -ENOSPC;
+		if (!v) /* what has ended holds its pages until no step names them */
+			return others_hold(m, at, NULL) || b->ops->busy(b->arg) ? -EAGAIN : -ENOSPC;
+		if (wait_for_end(b, m))
+			return -EAGAIN;
 		v->q->session->up->pages -= v->pages;
 		unplan(m, v);
 		b->suspended++;
@@ -477,7 +518,7 @@ static bool gather(struct batch *b, struct making *m, uint64_t now)
 		m->got[i] = 0;
 		m->blocked[i] = run->held || !l->todo;
 		if (run->q->deadline && !l->decoding && l->todo &&
-		    now + pace_least_ns(&b->pace, l->todo, run->q->sure) > run->q->deadline) {
+		    now + pace_least_ns(&b->pace, l->todo) > run->q->deadline) {
 			b->ops->fail(b->arg, run->q, run, -ETIME);
 			return false;
 		}
@@ -560,8 +601,7 @@ static bool add_prompts(struct batch *b, struct making *m, unsigned cls)
 
 static bool attempt(struct batch *b, struct making *m, uint64_t now)
 {
-	memset(m->p, 0, sizeof(*m->p));
-	m->p->rows_left = b->max_rows;
+	*m->p = (struct batch_plan){ .rows_left = b->max_rows };
 	if (!gather(b, m, now))
 		return false;
 	catch_up(b, m);
@@ -582,7 +622,7 @@ static void look_at_firsts(struct batch *b)
 		if (run->q->first != run)
 			continue;
 		b->ops->look(b->arg, run, &l);
-		if (l.decoding || !l.todo) {
+		if (l.known > run->q->prompt) {
 			first_done(b, run->q);
 			i = UINT32_MAX; /* anew: a request may have gone */
 		}
@@ -593,19 +633,25 @@ bool batch_make(struct batch *b, struct batch_plan *p, uint64_t now)
 {
 	struct making m = { .p = p };
 
+	p->wait = false;
+	p->n = 0;
 	batch_late(b, now);
 	look_at_firsts(b);
 	if (b->waiting || b->out)
-		admit(b);
+		admit(b, p);
+	if (p->wait)
+		return false;
 	while (!attempt(b, &m, now))
 		;
+	if (p->wait)
+		return false;
 	for (uint32_t i = 0; i < p->n; i++)
 		if (p->part[i].decode)
 			fair_charge(p->part[i].run->q->session, p->part[i].rows);
 	return p->n != 0;
 }
 
-void batch_done(struct batch *b, const struct batch_plan *p, uint64_t ns)
+void batch_done(struct batch *b, uint32_t decode_rows, uint32_t prefill_rows, uint64_t ns)
 {
-	pace_learn(&b->pace, p->decode_rows, p->prefill_rows, ns);
+	pace_learn(&b->pace, decode_rows, prefill_rows, ns);
 }

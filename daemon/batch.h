@@ -30,12 +30,12 @@ struct batch_req { /* n runs of one prompt */
 	struct fair_item wait; /* while it has runs to start */
 	struct heap_item due;  /* while it waits and has a deadline: when it is too late to begin */
 	struct fair_flow *session; /* held */
-	uint64_t deadline;     /* ns; 0 none */
+	uint64_t deadline;     /* ns, of its first token; 0 none */
 	uint32_t prompt;       /* tokens */
-	uint32_t sure;         /* tokens that it will generate unless it fails */
 	uint32_t n, started;
 	uint32_t max_pages;    /* of its identity at once; 0 no limit */
 	unsigned cls;          /* 0 high, 1 normal, 2 low */
+	bool stopped, paused;
 	bool after_first;      /* the other runs wait until the first has computed the prompt */
 	struct batch_run *first; /* for which they do */
 };
@@ -66,6 +66,7 @@ struct batch_ops {
 	int (*reserve)(void *arg, struct batch_run *run, uint32_t rows);
 	void (*suspend)(void *arg, struct batch_run *run); /* gives up slot and pages */
 	int (*resume)(void *arg, struct batch_run *run);   /* a slot again */
+	bool (*busy)(void *arg);                           /* is a step in flight? Then nothing is suspended */
 	bool (*room)(void *arg, uint32_t positions);       /* are pages for so many free now? */
 	uint32_t (*peek)(void *arg, const struct batch_req *q); /* rows of its prompt that need not be computed */
 	/* q cannot go on: -ETIME its deadline cannot be met; -ENOSPC, -EDQUOT its pages can never be had; -ENOMEM. It
@@ -82,6 +83,7 @@ struct batch_part {
 struct batch_plan {
 	struct batch_part part[BATCH_SLOTS];
 	uint32_t n, rows_left, decode_rows, prefill_rows;
+	bool wait; /* somebody must give way: the steps in flight end first, and nothing is planned */
 };
 
 struct batch {
@@ -106,15 +108,20 @@ void batch_fini(struct batch *b); /* no request is left */
 
 /* q's fields up to cls are set, but session. -ETIME: its deadline cannot be met; -ENOMEM. */
 int batch_enter(struct batch *b, struct batch_req *q, uint64_t identity, uint32_t weight, uint64_t session, uint64_t now);
+/* Nothing of q starts any more. */
+void batch_stop(struct batch *b, struct batch_req *q);
 void batch_run_ended(struct batch *b, struct batch_run *run); /* in a slot, suspended or neither */
 void batch_leave(struct batch *b, struct batch_req *q);        /* its runs have ended */
 void batch_hold(struct batch *b, struct batch_run *run, bool give_up); /* no row for it; give_up: nor pages */
 int batch_unhold(struct batch *b, struct batch_run *run);
+void batch_pause(struct batch *b, struct batch_req *q); /* no more of its runs start until batch_go_on */
+int batch_go_on(struct batch *b, struct batch_req *q);
 
-/* Fails what is too late, gives slots to who is next, and makes a step. False: there is nothing to compute. */
+/* Fails what is too late, gives slots to who is next, and makes a step, also while one is in flight. False: there is
+ * nothing to compute now. */
 bool batch_make(struct batch *b, struct batch_plan *p, uint64_t now);
-/* It was computed, and took so long. */
-void batch_done(struct batch *b, const struct batch_plan *p, uint64_t ns);
+/* A step of so many rows took so long. */
+void batch_done(struct batch *b, uint32_t decode_rows, uint32_t prefill_rows, uint64_t ns);
 uint64_t batch_next_due(const struct batch *b); /* when batch_late has something to do; UINT64_MAX never */
 bool batch_late(struct batch *b, uint64_t now);
 

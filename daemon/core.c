@@ -70,6 +70,7 @@ void core_attach(void *core, struct mail *m)
 	struct session *s = (struct session *)((char *)m - offsetof(struct session, attach));
 
 	s->core = c;
+	s->who->limits = s->limits;
 	s->credit.max_inflight = s->geo.max_inflight;
 	s->core_next = c->all;
 	if (c->all)
@@ -274,8 +275,9 @@ static bool look(struct core *c)
 
 static void sleep_until_something(struct core *c)
 {
-	uint64_t at = timers_next(c), now;
+	uint64_t at = timers_next(c), due = sched_next(c), now;
 
+	at = due < at ? due + 1 : at;
 	if (c->n_parked && c->next_sweep < at)
 		at = c->next_sweep;
 	if (c->draining && !c->drained_told && c->drain_until < at)
@@ -297,6 +299,7 @@ static bool pass(struct core *c)
 	busy |= sched_run(c);
 	if (c->n_heap)
 		busy |= timers_run(c); /* what it freed may let others run: another pass */
+	busy |= sched_late(c);
 	if (c->n_parked && c->now >= c->next_sweep) {
 		sched_sweep(c);
 		busy = true;

@@ -24,7 +24,7 @@
 enum { HOT_MAX = 64 };
 
 struct totals { /* relaxed atomics: the io thread prints them */
-	uint64_t sqes, cqes, wakes, doorbells, parked, tokens, steps, step_ns_max, preempted, finished, failed;
+	uint64_t sqes, cqes, wakes, doorbells, parked, tokens, steps, step_ns_max, plan_ns, preempted, finished, failed;
 	uint32_t sessions, running, queued;
 };
 
@@ -45,8 +45,7 @@ struct core {
 	struct session *hot[HOT_MAX];
 	uint32_t n_hot;
 	struct session *dirty, *all;
-	struct session *queue; /* sessions that have a queue */
-	uint64_t turn;
+	uint64_t requests; /* numbers of those that share their prompt with nobody */
 	struct request **heap; /* deadlines */
 	uint32_t n_heap, cap_heap;
 	uint64_t next_sweep; /* parked requests are looked at then; UINT64_MAX none is parked */
@@ -115,13 +114,18 @@ void deliver_stalled(struct session *s);
 void deliver_unstall(struct core *c, struct session *s);
 
 /* ---- scheduler.c ------------------------------------------------------------- */
+int sched_model(struct core *c, struct served *m); /* it is served from now on: -ENOMEM */
 void sched_enqueue(struct core *c, struct request *r);
-void sched_dequeue(struct core *c, struct request *r);
+void sched_dequeue(struct request *r); /* no run of it starts or goes on any more */
+void sched_gone(struct request *r);    /* after its runs were released */
 /* Gives up a run's sequence; the run is not ACTIVE any more. */
 void sched_release(struct core *c, struct run *run);
 bool sched_run(struct core *c);  /* true: something moved */
 bool sched_busy(const struct core *c); /* a step runs */
-void sched_sweep(struct core *c); /* parked requests */
-void sched_wake(struct core *c, struct request *r); /* its output is out: it may be stepped again */
+void sched_sweep(struct core *c);      /* parked requests */
+void sched_park(struct request *r);    /* no step for it until sched_wake: its output is out. -ENOMEM */
+int sched_wake(struct request *r);
+uint64_t sched_next(const struct core *c); /* ns: when a waiting request is too late to begin; UINT64_MAX none */
+bool sched_late(struct core *c);           /* ends those; true: there were some */
 
 #endif

@@ -151,18 +151,19 @@ static bool park(struct core *c, struct request *r)
 		r->parked_at = c->now;
 		if (!c->n_parked++)
 			c->next_sweep = c->now;
+		sched_park(r);
 		COUNT(c, s, parked, APR_COUNT_PARKED, 1);
 	}
 	return false;
 }
 
-static void unpark(struct core *c, struct request *r)
+static int unpark(struct core *c, struct request *r)
 {
-	if (r->parked) {
-		r->parked = r->gave_pages = false;
-		c->n_parked--;
-		sched_wake(c, r);
-	}
+	if (!r->parked)
+		return 0;
+	r->parked = r->gave_pages = false;
+	c->n_parked--;
+	return sched_wake(r);
 }
 
 void deliver_unstall(struct core *c, struct session *s)
@@ -401,7 +402,11 @@ bool deliver_pump(struct core *c, struct request *r)
 	}
 	if (e)
 		return false;
-	unpark(c, r);
+	e = unpark(c, r);
+	if (e) {
+		request_finish(c, r, e, APR_FINISH_ERROR, NULL);
+		return false;
+	}
 	if (r->n_runs ? r->done == r->n_runs && r->draining && !r->out_len : r->draining)
 		request_finish(c, r, r->result, r->n_runs ? r->runs[0].finish : APR_FINISH_NONE,
 			       r->words[0] ? r->words : NULL);

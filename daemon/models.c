@@ -77,6 +77,7 @@ static void served_free(struct served *s)
 {
 	if (s->vocab_fd >= 0)
 		close(s->vocab_fd);
+	batch_fini(&s->batch);
 	free(s->path);
 	free(s);
 }

@@ -13,11 +13,13 @@
 #ifndef APRD_MODELS_H
 #define APRD_MODELS_H
 
+#include "daemon/batch.h"
 #include "daemon/mailbox.h"
+#include "daemon/options.h"
 #include "engine/engine.h"
 #include <apr/abi.h>
 
-struct run;
+struct core;
 struct load_job;
 
 struct served {
@@ -29,12 +31,14 @@ struct served {
 	int vocab_fd;
 	uint64_t vocab_bytes;
 	/* core thread */
-	struct run *runs[APR_MAX_SLOTS]; /* oldest first */
-	uint32_t n_runs;
+	struct core *core;
+	struct batch batch;     /* what waits and runs */
+	struct step_sent { uint32_t decode_rows, prefill_rows; uint64_t at; } sent[APR_MAX_DEPTH]; /* in flight, oldest first */
+	uint32_t n_sent;
+	uint64_t step_ended; /* ns: the last one */
+	enum share_mode share;  /* whose requests find whose prefixes */
 	uint32_t refs;     /* requests that name it */
 	struct load_job *leaving; /* UNLOAD was asked: nothing new, gone at refs 0 */
-	bool starved;      /* the last step had to leave a run without pages */
-	uint64_t admitted; /* runs so far: their age */
 };
 
 #define MODELS_MAX 64u

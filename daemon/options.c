@@ -53,7 +53,7 @@ void options_init(struct options *o)
 	o->park_pages_ms = 1000;
 	o->park_end_ms = 300000;
 	o->limits = (struct limits){ .connections = 1024, .sessions = 1024, .in_flight = 4096,
-				     .region_bytes = 512u << 20, .all_regions = UINT64_C(4) << 30, .prio_max = 2 };
+				     .region_bytes = 512u << 20, .all_regions = UINT64_C(4) << 30, .prio_max = 2, .weight = 1 };
 	o->socket_mode = 0660;
 	o->socket_group = (gid_t)-1;
 }

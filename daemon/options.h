@@ -28,6 +28,9 @@ struct listener_option { /* the first is the -s socket */
 	mode_t mode;
 };
 
+/* whose requests find whose prefixes in the cache: everybody's, those of one identity, of one session, their own alone */
+enum share_mode { SHARE_USER, SHARE_ALL, SHARE_SESSION, SHARE_NONE };
+
 struct limits { /* of one identity: (listener's tenant, uid) */
 	uint32_t connections;  /* open client sockets */
 	uint32_t sessions;     /* with regions */
@@ -35,6 +38,10 @@ struct limits { /* of one identity: (listener's tenant, uid) */
 	uint64_t region_bytes; /* of all its sessions */
 	uint64_t all_regions;  /* of everybody together */
 	uint32_t prio_max;     /* 0 normal, 1 low, 2 high */
+	uint32_t weight;       /* its share beside others */
+	uint32_t kv_pages;     /* held by what runs; 0 = no limit, here and below */
+	uint64_t queued_tokens; /* prompts of unfinished requests that have not begun */
+	uint64_t tokens_minute; /* prompt and generated, on average */
 };
 
 struct options {
@@ -52,6 +59,8 @@ struct options {
 	enum poll_mode poll;
 	enum log_level log_level;
 	uint32_t drain_ms, hello_ms, park_pages_ms, park_end_ms;
+	uint32_t step_ms; /* of a step with running streams; 0 = the backend's default */
+	enum share_mode share;
 	struct limits limits;
 	mode_t socket_mode;
 	gid_t socket_group;

@@ -113,9 +113,9 @@ uint32_t pace_chunk(const struct pace *p, uint32_t decode_rows, uint32_t max, ui
 	return rows < max ? rows : max;
 }
 
-uint64_t pace_least_ns(const struct pace *p, uint32_t prompt, uint32_t tokens)
+uint64_t pace_least_ns(const struct pace *p, uint32_t prompt)
 {
 	uint64_t prefill = p->best_row * prompt / 1000;
 
-	return (prefill > p->best_step ? prefill : p->best_step) + (tokens > 1 ? (tokens - 1) * p->best_step : 0);
+	return prefill > p->best_step ? prefill : p->best_step;
 }

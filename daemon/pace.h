@@ -30,7 +30,7 @@ uint64_t pace_decode_ns(const struct pace *p, uint32_t rows); /* 0: nothing is k
 uint64_t pace_prefill_ns(const struct pace *p, uint32_t rows);
 /* Prompt rows that fit beside so many decode rows: all of max where there are none. part: of the budget, in 16ths. */
 uint32_t pace_chunk(const struct pace *p, uint32_t decode_rows, uint32_t max, uint32_t part);
-/* Surely not less than this for a prompt and the tokens after it; 0 while nothing is known. */
-uint64_t pace_least_ns(const struct pace *p, uint32_t prompt, uint32_t tokens);
+/* The first token after so many prompt rows takes no less than this; 0 while nothing is known. */
+uint64_t pace_least_ns(const struct pace *p, uint32_t prompt);
 
 #endif

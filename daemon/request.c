@@ -66,10 +66,10 @@ static void retire(struct core *c, struct request *r)
 {
 	struct session *s = r->s;
 
-	if (r->queued)
-		sched_dequeue(c, r);
+	sched_dequeue(r);
 	for (uint32_t i = 0; i < r->n_runs; i++)
 		sched_release(c, &r->runs[i]);
+	sched_gone(r);
 	timer_clear(c, r);
 	if (r->parked) {
 		r->parked = false;

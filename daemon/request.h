@@ -32,8 +32,7 @@ struct run { /* one sample of a GENERATE, or a SCORE */
 	enum run_state state;
 	enum apr_finish finish;
 	uint16_t sample;
-	bool dropped;   /* its pages are given up; goes on when there are some */
-	uint64_t age;   /* smaller = admitted earlier */
+	struct batch_run b; /* ACTIVE alone */
 	uint32_t *ids;  /* NO_STREAM */
 	uint32_t n_ids, cap_ids, sent_ids;
 	uint32_t prompt, cached;
@@ -43,7 +42,9 @@ struct request {
 	struct session *s;
 	struct served *model; /* a reference is held; NULL where none is needed */
 	struct apr_sqe sqe;
-	struct request *table_next, *queue_next, *job_next;
+	struct request *table_next, *job_next;
+	struct batch_req b;
+	uint64_t scope; /* of the prefix cache */
 
 	uint64_t accepted, started, first, ended; /* ns; 0 = not yet */
 	uint64_t deadline;
@@ -71,7 +72,7 @@ struct request {
 	bool ignore_eos, draining; /* draining: all is computed, entries wait for room */
 	bool parked, gave_pages;
 	uint64_t parked_at;
-	bool queued, finished;
+	bool finished;
 	int result; /* what the FINAL will say */
 	struct stop *stops; /* of view, for all runs */
 	struct run *runs;

@@ -1,100 +1,81 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Owns: which request runs next and what a step is made of. See core.h.
- *
- * A step of a model is one decode row of each of its running sequences and the
- * prompts' next chunks, oldest first. Identities take turns for slots, then the
- * sessions of one; a higher prio goes first. Where pages are short the runs ranking
- * lowest (low prio, then youngest) give theirs up and are computed again later, so
- * the one ranking highest always moves.
- *
- * Where the backend takes two steps, the next is made while one runs; before pages are
- * taken from anybody, the steps in flight end.
+ * Owns: what lies between requests and the engine: runs and their sequences, the
+ * table by which batch.c reaches them, submitting a step and taking its records. Does
+ * not own who is next nor what a step is made of: batch.h. See core.h.
  */
 #include "daemon/core.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { RECORDS = 32, FORCED_ROWS = 64, LOW_ROWS = 64, CPU_CHUNK = 128 };
+_Static_assert((int)BATCH_SLOTS == (int)APR_MAX_SLOTS, "a run in the batch has a slot of the engine");
 
-static const int prio_order[3] = { 2, 0, 1 }; /* high, normal, low */
+/* scopes of the prefix cache: an identity's are small numbers; these lie above them */
+#define SCOPE_ALL (UINT64_C(1) << 61)
+#define SCOPE_REQUEST (UINT64_C(1) << 62)
+#define SCOPE_SESSION (UINT64_C(1) << 63)
 
-static unsigned rank_of(const struct request *r)
+/* What a step with running streams may take where nothing is set; prompt rows while nothing is measured; rows always
+ * allowed. A GPU's are one bucket of its graphs. */
+enum { STEP_MS_GPU = 12, STEP_MS_CPU = 100, FIRST_GPU = 64, FIRST_CPU = 32, LEAST_GPU = 64, LEAST_CPU = 16 };
+
+static struct run *run_of(const struct batch_run *b)
 {
-	return r->sqe.prio == 2 ? 2 : r->sqe.prio == 0 ? 1 : 0;
+	return HEAP_OF(b, struct run, b);
 }
 
-/* Does a give way to b? */
-static bool ranks_below(const struct run *a, const struct run *b)
+static struct request *request_of(const struct batch_req *b)
 {
-	unsigned ra = rank_of(a->r), rb = rank_of(b->r);
-
-	return ra != rb ? ra < rb : a->age > b->age;
+	return HEAP_OF(b, struct request, b);
 }
 
-/* ---- the queue -------------------------------------------------------------------------- */
+/* ---- into the queue -------------------------------------------------------------------------- */
+
+static uint64_t scope_of(struct core *c, const struct request *r)
+{
+	switch (r->model->share) {
+	case SHARE_ALL: return SCOPE_ALL;
+	case SHARE_SESSION: return SCOPE_SESSION | r->s->id;
+	case SHARE_NONE: return SCOPE_REQUEST | c->requests++; /* its own samples share, nobody else */
+	default: return r->s->who->scope;
+	}
+}
+
+static void never_in_time(struct request *r)
+{
+	snprintf(r->words, sizeof(r->words), "%u tokens of prompt cannot be computed within the %u ms given", r->n_ids,
+		 r->sqe.timeout_ms);
+}
 
 void sched_enqueue(struct core *c, struct request *r)
 {
-	struct session *s = r->s;
-	unsigned p = r->sqe.prio < 3 ? r->sqe.prio : 0;
+	static const uint8_t cls[3] = { 1, 2, 0 }; /* of prio: normal, low, high */
+	struct batch_req *q = &r->b;
 
-	r->queue_next = NULL;
-	*s->queue_tail[p] = r;
-	s->queue_tail[p] = &r->queue_next;
-	r->queued = true;
-	COUNT_ALL(c, queued, 1);
-	if (s->in_queue)
-		return;
-	s->in_queue = true;
-	s->queue_prev = NULL;
-	s->queue_next = c->queue;
-	if (c->queue)
-		c->queue->queue_prev = s;
-	c->queue = s;
+	r->scope = scope_of(c, r);
+	q->deadline = r->deadline;
+	q->prompt = r->n_ids;
+	q->n = r->sqe.op == APR_OP_GENERATE && r->sqe.n > 1 ? r->sqe.n : 1;
+	q->cls = cls[r->sqe.prio < 3 ? r->sqe.prio : 0];
+	q->max_pages = r->s->who->limits.kv_pages;
+	q->after_first = q->n > 1;
+	int e = batch_enter(&r->model->batch, q, r->s->who->scope, r->s->who->limits.weight, r->s->id, c->now);
+	if (e == -ETIME)
+		never_in_time(r);
+	if (e)
+		request_finish(c, r, e, e == -ETIME ? APR_FINISH_TIMEOUT : APR_FINISH_ERROR, r->words[0] ? r->words : NULL);
 }
 
-void sched_dequeue(struct core *c, struct request *r)
+void sched_dequeue(struct request *r)
 {
-	struct session *s = r->s;
-	unsigned p = r->sqe.prio < 3 ? r->sqe.prio : 0;
-	struct request **at = &s->queue[p];
-
-	while (*at != r)
-		at = &(*at)->queue_next;
-	*at = r->queue_next;
-	if (s->queue_tail[p] == &r->queue_next)
-		s->queue_tail[p] = at;
-	r->queued = false;
-	COUNT_ALL(c, queued, -1u);
-	if (s->queue[0] || s->queue[1] || s->queue[2])
-		return;
-	s->in_queue = false;
-	if (s->queue_next)
-		s->queue_next->queue_prev = s->queue_prev;
-	if (s->queue_prev)
-		s->queue_prev->queue_next = s->queue_next;
-	else
-		c->queue = s->queue_next;
+	if (r->model)
+		batch_stop(&r->model->batch, &r->b);
 }
 
-static bool has_slot(const struct request *r)
+void sched_gone(struct request *r)
 {
-	return r->model->n_runs < APR_MAX_SLOTS && !r->model->starved;
-}
-
-/* Who is next: the identity served longest ago, and of it the session. */
-static struct request *pick(struct core *c, int p)
-{
-	struct session *best = NULL;
-
-	for (struct session *s = c->queue; s; s = s->queue_next) {
-		if (s->gone || !s->queue[p] || s->queue[p]->parked || !has_slot(s->queue[p]))
-			continue;
-		if (!best || s->who->turn < best->who->turn || (s->who == best->who && s->turn < best->turn))
-			best = s;
-	}
-	return best ? best->queue[p] : NULL;
+	if (r->model)
+		batch_leave(&r->model->batch, &r->b);
 }
 
 /* ---- admission ------------------------------------------------------------------------------ */
@@ -135,7 +116,7 @@ static int replay(struct request *r, struct run *run)
 
 static void run_ended(struct core *c, struct run *run, enum apr_finish finish);
 
-static int new_seq(struct core *c, struct request *r, struct run *run)
+static int new_seq(struct request *r, struct run *run)
 {
 	bool score = r->sqe.op == APR_OP_SCORE;
 	struct apr_seq_params p = {
@@ -152,7 +133,7 @@ static int new_seq(struct core *c, struct request *r, struct run *run)
 		.stop_ids = r->view.stop_ids,
 		.n_stop_ids = r->view.n_stop_ids,
 		.n_top = r->view.logprobs,
-		.scope = r->s->who->scope,
+		.scope = r->scope,
 		.user = run,
 	};
 	uint32_t bad = 0;
@@ -174,77 +155,154 @@ static int new_seq(struct core *c, struct request *r, struct run *run)
 	run->prompt = st.n_prompt;
 	run->cached = st.n_cached;
 	run->state = RUN_ACTIVE;
-	run->age = r->model->admitted++;
-	r->model->runs[r->model->n_runs++] = run;
-	COUNT_ALL(c, running, 1);
 	return 0;
 }
 
-/* One request's samples, as far as there are slots. */
-static void admit_one(struct core *c, struct request *r)
+/* batch_ops: the next run of q. */
+static int op_start(void *arg, struct batch_req *q, struct batch_run **out, uint32_t *cached)
 {
-	int e = r->runs ? 0 : make_runs(r);
+	struct served *m = arg;
+	struct core *c = m->core;
+	struct request *r = request_of(q);
 
-	r->s->turn = r->s->who->turn = ++c->turn;
+	if (r->s->gone)
+		return batch_stop(&m->batch, q), 1; /* its end is on its way */
+	int e = r->runs ? 0 : make_runs(r);
 	if (!e && !r->admitted && r->view.n_resume)
 		e = replay(r, &r->runs[0]);
-	while (e >= 0 && r->admitted < r->n_runs) {
-		struct run *run = &r->runs[r->admitted];
-		bool all_there = r->view.n_resume && r->view.n_resume >= r->sqe.max_tokens;
-		if (e > 0 || all_there) { /* it had ended already */
-			r->admitted++;
-			sched_dequeue(c, r);
-			run_ended(c, run, e > 0 ? APR_FINISH_STOP_STRING : APR_FINISH_LENGTH);
-			deliver_pump(c, r);
-			return;
-		}
-		e = r->model->n_runs < APR_MAX_SLOTS ? new_seq(c, r, run) : -EAGAIN;
-		if (e == -EAGAIN)
-			return;
-		r->admitted += !e;
+	bool all_there = r->view.n_resume && r->view.n_resume >= r->sqe.max_tokens;
+	if (e > 0 || (!e && all_there)) { /* it had ended already */
+		r->admitted++;
+		batch_stop(&m->batch, q);
+		run_ended(c, &r->runs[0], e > 0 ? APR_FINISH_STOP_STRING : APR_FINISH_LENGTH);
+		deliver_pump(c, r);
+		return 1;
 	}
-	if (e < 0)
+	struct run *run = e ? NULL : &r->runs[r->admitted];
+	if (!e)
+		e = new_seq(r, run);
+	if (e == -EAGAIN)
+		return e;
+	if (e) {
 		request_finish(c, r, e, APR_FINISH_ERROR, r->words[0] ? r->words : NULL);
-	else
-		sched_dequeue(c, r);
+		return e;
+	}
+	r->admitted++;
+	run->b.held = r->parked;
+	*out = &run->b;
+	*cached = run->cached;
+	return 0;
 }
 
-static bool admit(struct core *c)
+static void op_look(void *arg, const struct batch_run *b, struct batch_look *l)
 {
-	bool any = false;
+	const struct run *run = run_of(b);
+	struct apr_seq_state st;
 
-	for (int i = 0; i < 3; i++) {
-		struct request *r, *last = NULL;
-		while ((r = pick(c, prio_order[i])) && r != last) {
-			last = r; /* met twice in a row: it waits for slots */
-			admit_one(c, r);
-			any = true;
-		}
-	}
-	return any;
+	(void)arg;
+	apr_seq_state(run->seq, &st);
+	*l = (struct batch_look){ .todo = run->r->s->gone ? 0 : st.todo,
+				  .known = st.n_prompt + st.n_generated,
+				  .computed = st.n_computed,
+				  .pages = st.n_pages,
+				  .decoding = st.decoding };
+}
+
+static int op_reserve(void *arg, struct batch_run *b, uint32_t rows)
+{
+	(void)arg;
+	return apr_seq_reserve(run_of(b)->seq, rows);
+}
+
+static void op_suspend(void *arg, struct batch_run *b)
+{
+	const struct served *m = arg;
+
+	apr_seq_suspend(run_of(b)->seq);
+	if (!b->held)
+		COUNT_ALL(m->core, preempted, 1);
+}
+
+static int op_resume(void *arg, struct batch_run *b)
+{
+	(void)arg;
+	return apr_seq_resume(run_of(b)->seq);
+}
+
+static bool op_busy(void *arg)
+{
+	return apr_step_in_flight(((const struct served *)arg)->loaded);
+}
+
+static bool op_room(void *arg, uint32_t positions)
+{
+	return apr_loaded_room(((const struct served *)arg)->loaded, positions);
+}
+
+static uint32_t op_peek(void *arg, const struct batch_req *q)
+{
+	const struct request *r = request_of(q);
+
+	return r->sqe.op == APR_OP_GENERATE
+		       ? apr_loaded_peek(((const struct served *)arg)->loaded, r->scope, r->ids, r->n_ids)
+		       : 0;
+}
+
+static void op_fail(void *arg, struct batch_req *q, struct batch_run *b, int err)
+{
+	const struct served *m = arg;
+	struct request *r = request_of(q);
+	struct apr_seq_state st = { 0 };
+
+	if (b)
+		apr_seq_state(run_of(b)->seq, &st);
+	if (err == -ETIME)
+		never_in_time(r);
+	else if (err == -ENOSPC)
+		snprintf(r->words, sizeof(r->words), "%u tokens are more than the KV memory of this model holds (%u pages)",
+			 st.n_prompt + st.n_generated + 1, m->info.pages_total);
+	else if (err == -EDQUOT)
+		snprintf(r->words, sizeof(r->words), "%u tokens are more than the %u KV pages that this user may hold",
+			 st.n_prompt + st.n_generated + 1, q->max_pages);
+	request_finish(m->core, r, err, err == -ETIME ? APR_FINISH_TIMEOUT : APR_FINISH_ERROR,
+		       r->words[0] ? r->words : NULL);
+}
+
+static const struct batch_ops batch_ops = {
+	.start = op_start,
+	.look = op_look,
+	.reserve = op_reserve,
+	.suspend = op_suspend,
+	.resume = op_resume,
+	.busy = op_busy,
+	.room = op_room,
+	.peek = op_peek,
+	.fail = op_fail,
+};
+
+int sched_model(struct core *c, struct served *m)
+{
+	bool gpu = c->engine.backend_id != APR_BACKEND_CPU;
+	int e = batch_init(&m->batch, &batch_ops, m, apr_step_max_rows(m->loaded));
+
+	m->core = c;
+	m->batch.pace.budget_ns = (c->o->step_ms ? c->o->step_ms : gpu ? STEP_MS_GPU : STEP_MS_CPU) * UINT64_C(1000000);
+	m->batch.pace.first = gpu ? FIRST_GPU : FIRST_CPU;
+	m->batch.pace.least = gpu ? LEAST_GPU : LEAST_CPU;
+	return e;
 }
 
 /* ---- ends -------------------------------------------------------------------------------------- */
 
 void sched_release(struct core *c, struct run *run)
 {
-	struct served *m = run->r->model;
-
+	(void)c;
 	if (run->state != RUN_ACTIVE)
 		return;
-	for (uint32_t i = 0; i < m->n_runs; i++) {
-		if (m->runs[i] == run) {
-			memmove(&m->runs[i], &m->runs[i + 1], (m->n_runs - i - 1) * sizeof(struct run *));
-			m->n_runs--;
-			break;
-		}
-	}
+	batch_run_ended(&run->r->model->batch, &run->b);
 	apr_seq_free(run->seq);
 	run->seq = NULL;
 	run->state = RUN_DONE;
-	if (!m->n_runs)
-		m->starved = false;
-	COUNT_ALL(c, running, -1u);
 }
 
 /* All of it is computed; what is held may come out. */
@@ -266,237 +324,88 @@ static void run_ended(struct core *c, struct run *run, enum apr_finish finish)
 	r->draining = ended == r->n_runs;
 }
 
-void sched_wake(struct core *c, struct request *r)
+/* ---- parked requests: no room for their entries --------------------------------------------------- */
+
+void sched_park(struct request *r)
 {
-	(void)c;
-	(void)r; /* the next step looks at every run */
+	if (!r->model)
+		return;
+	batch_pause(&r->model->batch, &r->b);
+	for (uint32_t i = 0; i < r->n_runs; i++)
+		if (r->runs[i].state == RUN_ACTIVE)
+			batch_hold(&r->model->batch, &r->runs[i].b, false);
+}
+
+int sched_wake(struct request *r)
+{
+	int e = 0;
+
+	if (!r->model)
+		return 0;
+	for (uint32_t i = 0; i < r->n_runs && !e; i++)
+		if (r->runs[i].state == RUN_ACTIVE)
+			e = batch_unhold(&r->model->batch, &r->runs[i].b);
+	return e ? e : batch_go_on(&r->model->batch, &r->b);
+}
+
+/* Its pages and slots are others' from now on, or from the end of the steps in flight. */
+static void give_up(struct request *r)
+{
+	for (uint32_t i = 0; i < r->n_runs; i++)
+		if (r->runs[i].state == RUN_ACTIVE)
+			batch_hold(&r->model->batch, &r->runs[i].b, true);
+	r->gave_pages = true;
+}
+
+static void sweep_session(struct core *c, struct session *s)
+{
+	uint64_t pages = c->o->park_pages_ms * UINT64_C(1000000), end = c->o->park_end_ms * UINT64_C(1000000);
+
+	for (size_t b = 0; b < sizeof(s->table) / sizeof(s->table[0]); b++) {
+		for (struct request *r = s->table[b], *next; r; r = next) {
+			next = r->table_next;
+			if (!r->parked)
+				continue;
+			if (c->now - r->parked_at >= end)
+				request_finish(c, r, -ETIME, APR_FINISH_TIMEOUT, "its entries waited too long for room");
+			else if (!r->gave_pages && c->now - r->parked_at >= pages)
+				give_up(r);
+		}
+	}
 }
 
 void sched_sweep(struct core *c)
 {
-	uint64_t pages = c->o->park_pages_ms * UINT64_C(1000000), end = c->o->park_end_ms * UINT64_C(1000000);
-
-	for (struct session *s = c->all; s; s = s->core_next) {
-		for (size_t b = 0; !s->gone && s->stalled && b < sizeof(s->table) / sizeof(s->table[0]); b++) {
-			for (struct request *r = s->table[b], *next; r; r = next) {
-				next = r->table_next;
-				if (!r->parked)
-					continue;
-				if (c->now - r->parked_at >= end) {
-					request_finish(c, r, -ETIME, APR_FINISH_TIMEOUT,
-						       "its entries waited too long for room");
-					continue;
-				}
-				if (r->gave_pages || c->now - r->parked_at < pages)
-					continue;
-				r->gave_pages = true;
-				for (uint32_t i = 0; i < r->n_runs; i++) {
-					if (r->runs[i].state == RUN_ACTIVE) {
-						apr_seq_drop(r->runs[i].seq);
-						r->runs[i].dropped = true;
-					}
-				}
-			}
-		}
-	}
+	for (struct session *s = c->all; s; s = s->core_next)
+		if (!s->gone && s->stalled)
+			sweep_session(c, s);
 	c->next_sweep = c->now + 100000000;
 }
 
-/* ---- making a step ------------------------------------------------------------------------------- */
-
-struct plan {
-	struct apr_step_part part[APR_MAX_SLOTS];
-	struct run *run[APR_MAX_SLOTS];
-	uint32_t n, rows_left, decode_rows;
-	bool normal_prefill;
-	bool wait; /* somebody must give pages up: not while a step may name them */
-};
-
-static void plan_add(struct plan *p, struct run *run, uint32_t rows)
-{
-	p->part[p->n] = (struct apr_step_part){ run->seq, rows };
-	p->run[p->n++] = run;
-	p->rows_left -= rows;
-}
-
-static void plan_remove(struct plan *p, const struct run *run)
-{
-	for (uint32_t i = 0; i < p->n; i++) {
-		if (p->run[i] == run) {
-			p->rows_left += p->part[i].rows;
-			p->n--;
-			p->part[i] = p->part[p->n];
-			p->run[i] = p->run[p->n];
-			return;
-		}
-	}
-}
-
-static bool holds_pages(const struct run *run)
-{
-	struct apr_seq_state st;
-
-	if (run->dropped)
-		return false;
-	apr_seq_state(run->seq, &st);
-	return st.n_computed > 0;
-}
-
-/* Who gives way to `run`? *others: somebody else holds pages at all. */
-static struct run *victim_for(const struct served *m, const struct run *run, bool *others)
-{
-	struct run *worst = NULL;
-
-	*others = false;
-	for (uint32_t i = 0; i < m->n_runs; i++) {
-		struct run *v = m->runs[i];
-		if (v == run || !holds_pages(v))
-			continue;
-		*others = true;
-		if (ranks_below(v, run) && (!worst || ranks_below(v, worst)))
-			worst = v;
-	}
-	return worst;
-}
-
-/* Pages for the next rows, taken from those ranking below if need be. 0; -EAGAIN: wait; -ENOSPC: never. */
-static int get_pages(struct core *c, struct served *m, struct run *run, uint32_t rows, struct plan *p)
-{
-	int e;
-
-	while ((e = apr_seq_reserve(run->seq, rows)) == -EAGAIN) {
-		bool others;
-		struct run *v = victim_for(m, run, &others);
-		if (apr_step_in_flight(m->loaded)) { /* what ended meanwhile holds its pages until then, too */
-			p->wait |= v != NULL;
-			m->starved = true;
-			return -EAGAIN;
-		}
-		if (!v) {
-			m->starved = true;
-			/* parts of this very step have pages too, and have computed nothing yet */
-			return others || p->n ? -EAGAIN : -ENOSPC;
-		}
-		plan_remove(p, v);
-		apr_seq_drop(v->seq);
-		v->dropped = true;
-		m->starved = true;
-		COUNT_ALL(c, preempted, 1);
-	}
-	return e;
-}
-
-/* A run that gave up its pages starts over only where all it had has room, or it would lose them again. */
-static bool may_resume(const struct served *m, const struct run *run)
-{
-	struct apr_loaded_info info;
-	struct apr_seq_state st;
-
-	if (!run->dropped)
-		return true;
-	apr_loaded_info(m->loaded, &info);
-	apr_seq_state(run->seq, &st);
-	return (uint64_t)info.pages_free * 64 > (uint64_t)st.n_prompt + st.n_generated || m->n_runs == 1;
-}
-
-static uint32_t rows_for(struct core *c, const struct run *run, const struct apr_seq_state *st, const struct plan *p)
-{
-	uint32_t rows = st->todo < p->rows_left ? st->todo : p->rows_left;
-	bool low = rank_of(run->r) == 0;
-
-	if (st->decoding)
-		return rows < FORCED_ROWS ? rows : FORCED_ROWS;
-	if (low && p->normal_prefill)
-		return 0;
-	/* others wait for this step: on a CPU its time grows with its rows */
-	if (p->decode_rows && c->engine.backend_id == APR_BACKEND_CPU && rows > CPU_CHUNK)
-		rows = CPU_CHUNK;
-	if (low && p->decode_rows && rows > LOW_ROWS)
-		rows = LOW_ROWS;
-	return rows;
-}
-
-/* Tries to give one run its rows. False: the request is gone (it can never fit), look at the runs anew. */
-static bool plan_run(struct core *c, struct served *m, struct run *run, const struct apr_seq_state *st, struct plan *p)
-{
-	uint32_t rows = rows_for(c, run, st, p);
-
-	if (!rows)
-		return true;
-	int e = get_pages(c, m, run, rows, p);
-	if (!e) {
-		run->dropped = false;
-		plan_add(p, run, rows);
-		if (st->decoding)
-			p->decode_rows += rows;
-		else
-			p->normal_prefill |= rank_of(run->r) > 0;
-		return true;
-	}
-	if (e == -EAGAIN)
-		return true;
-	snprintf(run->r->words, sizeof(run->r->words),
-		 "%u tokens are more than the KV memory of this model holds (%u pages)",
-		 st->n_prompt + st->n_generated + 1, m->info.pages_total);
-	request_finish(c, run->r, e, APR_FINISH_ERROR, run->r->words);
-	return false;
-}
-
-/* One kind of rows: decode first, then prefill by prio. False: start over. */
-static bool plan_rows(struct core *c, struct served *m, struct plan *p, bool decode, unsigned rank)
-{
-	for (uint32_t i = 0; i < m->n_runs && p->rows_left; i++) {
-		struct run *run = m->runs[i];
-		struct apr_seq_state st;
-		if (run->r->parked || run->r->s->gone || (!decode && rank_of(run->r) != rank))
-			continue;
-		apr_seq_state(run->seq, &st);
-		if (!st.todo || (st.decoding && !run->dropped) != decode ||
-		    (run->dropped && (m->starved || !may_resume(m, run))))
-			continue;
-		if (!plan_run(c, m, run, &st, p))
-			return false;
-	}
-	return true;
-}
-
-static void make_plan(struct core *c, struct served *m, struct plan *p)
-{
-	bool whole = false;
-
-	while (!whole) {
-		memset(p, 0, sizeof(*p));
-		p->rows_left = apr_step_max_rows(m->loaded);
-		m->starved = false;
-		whole = plan_rows(c, m, p, true, 0) && plan_rows(c, m, p, false, 2) && plan_rows(c, m, p, false, 1) &&
-			plan_rows(c, m, p, false, 0);
-	}
-	for (uint32_t i = 0; i < m->n_runs; i++)
-		m->starved |= m->runs[i]->dropped && !m->runs[i]->r->parked;
-}
+/* ---- a step ---------------------------------------------------------------------------------------- */
 
 /* Was run in the step that failed? p: one that was never enqueued; NULL: the engine knows. */
-static bool is_lost(const struct run *run, const struct plan *p)
+static bool is_lost(const struct batch_run *run, const struct batch_plan *p)
 {
 	struct apr_seq_state st;
 
 	for (uint32_t i = 0; p && i < p->n; i++)
-		if (p->run[i] == run)
+		if (p->part[i].run == run)
 			return true;
 	if (p)
 		return false;
-	apr_seq_state(run->seq, &st);
+	apr_seq_state(run_of(run)->seq, &st);
 	return st.ended;
 }
 
-static void fail_step(struct core *c, struct served *m, const struct plan *p, int err)
+static void fail_step(struct core *c, struct served *m, const struct batch_plan *p, int err)
 {
 	if (log_allow(&c->rate))
 		log_warn("%s: a step failed: %s", m->name, strerror(-err));
-	for (uint32_t i = 0; i < m->n_runs;) {
-		struct run *run = m->runs[i];
+	for (uint32_t i = 0; i < m->batch.n_runs;) {
+		struct batch_run *run = m->batch.run[i];
 		if (is_lost(run, p)) {
-			request_finish(c, run->r, -EIO, APR_FINISH_ERROR,
+			request_finish(c, run_of(run)->r, -EIO, APR_FINISH_ERROR,
 				       "the backend failed in a step of this request");
 			i = 0;
 		} else {
@@ -507,22 +416,27 @@ static void fail_step(struct core *c, struct served *m, const struct plan *p, in
 
 static bool start_step(struct core *c, struct served *m)
 {
-	struct plan p;
-	bool starved = m->starved;
+	struct apr_step_part part[APR_MAX_SLOTS];
+	struct batch_plan p;
+	uint64_t began = apr_now_ns(), submitted;
 
-	make_plan(c, m, &p);
-	if (p.wait)
+	if (!batch_make(&m->batch, &p, c->now))
 		return false;
-	if (!p.n)
-		return starved && !m->starved && c->queue; /* there may be room for another now */
-	for (uint32_t i = 0; i < p.n; i++)
-		if (!p.run[i]->r->started)
-			p.run[i]->r->started = c->now;
-	int e = apr_step_submit(m->loaded, p.part, p.n);
-	if (e)
+	for (uint32_t i = 0; i < p.n; i++) {
+		struct run *run = run_of(p.part[i].run);
+		part[i] = (struct apr_step_part){ run->seq, p.part[i].rows };
+		if (!run->r->started)
+			run->r->started = c->now;
+	}
+	submitted = apr_now_ns();
+	COUNT_ALL(c, plan_ns, submitted - began);
+	int e = apr_step_submit(m->loaded, part, p.n);
+	if (e) {
 		fail_step(c, m, &p, e);
-	else
-		COUNT_ALL(c, steps, 1);
+		return true;
+	}
+	COUNT_ALL(c, steps, 1);
+	m->sent[m->n_sent++] = (struct step_sent){ p.decode_rows, p.prefill_rows, submitted };
 	return true;
 }
 
@@ -604,42 +518,61 @@ static void take_record(struct core *c, const struct apr_record *rec)
 		deliver_pump(c, r);
 }
 
-static bool is_running(const struct served *m, const void *run)
+/* The oldest step in flight is over. One that waited behind another began when that ended. */
+static void step_over(struct core *c, struct served *m, bool failed)
 {
-	for (uint32_t i = 0; i < m->n_runs; i++)
-		if (m->runs[i] == run)
-			return true;
-	return false;
+	const struct step_sent s = m->sent[0];
+	uint64_t now = apr_now_ns(), began = s.at > m->step_ended ? s.at : m->step_ended;
+
+	m->n_sent--;
+	memmove(&m->sent[0], &m->sent[1], m->n_sent * sizeof(m->sent[0]));
+	m->step_ended = now;
+	if (failed)
+		return;
+	batch_done(&m->batch, s.decode_rows, s.prefill_rows, now - began);
+	if (now - began > c->t.step_ns_max)
+		__atomic_store_n(&c->t.step_ns_max, now - began, __ATOMIC_RELAXED);
 }
 
 static bool collect(struct core *c, struct served *m)
 {
-	struct apr_record rec[RECORDS];
+	struct apr_record rec;
 	bool more = true, any = false;
 
 	while (more) {
-		int n = apr_step_poll(m->loaded, rec, RECORDS, &more);
+		/* one at a time: a request that ends takes its other runs' records along */
+		int n = apr_step_poll(m->loaded, &rec, 1, &more);
 		if (n == -EAGAIN)
 			return any;
 		if (n < 0) {
+			step_over(c, m, true);
 			fail_step(c, m, NULL, n);
 			return true;
 		}
 		any = true;
-		/* a request that ends takes all its runs along: later records may be of one of those */
-		for (int i = 0; i < n; i++)
-			if (is_running(m, rec[i].user))
-				take_record(c, &rec[i]);
+		if (n)
+			take_record(c, &rec);
 	}
+	step_over(c, m, false);
 	return any;
+}
+
+static void count(struct core *c)
+{
+	uint32_t running = 0, queued = 0;
+
+	for (uint32_t i = 0; i < c->models->n_rows; i++) {
+		running += c->models->rows[i]->batch.n_runs;
+		queued += c->models->rows[i]->batch.waiting + c->models->rows[i]->batch.out;
+	}
+	__atomic_store_n(&c->t.running, running, __ATOMIC_RELAXED);
+	__atomic_store_n(&c->t.queued, queued, __ATOMIC_RELAXED);
 }
 
 bool sched_run(struct core *c)
 {
 	bool any = false;
 
-	if (c->queue)
-		any = admit(c);
 	for (uint32_t i = 0; i < c->models->n_rows; i++) {
 		struct served *m = c->models->rows[i];
 		if (m->leaving && !m->refs && !apr_step_in_flight(m->loaded)) {
@@ -649,9 +582,31 @@ bool sched_run(struct core *c)
 		}
 		if (apr_step_in_flight(m->loaded))
 			any |= collect(c, m);
-		if (m->n_runs && apr_step_room(m->loaded))
+		if ((m->batch.n_runs || m->batch.waiting || m->batch.out) && apr_step_room(m->loaded))
 			any |= start_step(c, m);
 	}
+	count(c);
+	return any;
+}
+
+uint64_t sched_next(const struct core *c)
+{
+	uint64_t at = UINT64_MAX;
+
+	for (uint32_t i = 0; i < c->models->n_rows; i++) {
+		uint64_t due = batch_next_due(&c->models->rows[i]->batch);
+		at = due < at ? due : at;
+	}
+	return at;
+}
+
+bool sched_late(struct core *c)
+{
+	bool any = false;
+
+	for (uint32_t i = 0; i < c->models->n_rows; i++)
+		if (batch_next_due(&c->models->rows[i]->batch) < c->now)
+			any |= batch_late(&c->models->rows[i]->batch, c->now);
 	return any;
 }
 

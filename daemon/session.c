@@ -57,8 +57,6 @@ static int session_make(struct sessions *t, const struct apr_geometry *g, struct
 		session_destroy(s);
 		return e;
 	}
-	for (int i = 0; i < 3; i++)
-		s->queue_tail[i] = &s->queue[i];
 	s->jobs_tail = &s->jobs;
 	apr_rd_init(&s->ring, s->req.base, s->res.base, g);
 	*out = s;
@@ -183,6 +181,7 @@ int session_new(struct sessions *t, struct identity *who, const struct apr_hello
 			return told(e, why);
 	}
 	s->who = who;
+	s->limits = t->o->limits;
 	memcpy(s->name, h->name, sizeof(s->name) - 1);
 	s->ring_always = h->flags & APR_HELLO_RING_ALWAYS;
 	s->io_next = t->all;

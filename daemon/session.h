@@ -32,9 +32,9 @@ struct identity {
 	uint64_t region_bytes;
 	bool serve; /* somebody who waits for WELCOME may have one */
 	/* core thread */
+	struct limits limits; /* as of the newest session, or RELOAD */
 	uint32_t in_flight;
 	uint64_t input_bytes; /* private copies of unfinished requests' inputs */
-	uint64_t turn; /* when it was last given a slot: the longest ago goes first */
 };
 
 struct session {
@@ -53,6 +53,7 @@ struct session {
 	enum apr_reason end_reason; /* set before that, for DEAD */
 	bool cancelling;   /* atomic: the cancel_all letter is on its way */
 	struct mail attach, detach, cancel_all, bury;
+	struct limits limits; /* of its identity, for attach */
 
 	/* core thread to io thread */
 	struct mail wake;
@@ -81,10 +82,6 @@ struct session {
 	struct session *core_next, *core_prev; /* all that are attached */
 	uint32_t unfinished;               /* requests in the table */
 	struct request *table[64]; /* unfinished ones by user_data */
-	struct request *queue[3], **queue_tail[3]; /* by prio: those that wait for a slot */
-	bool in_queue;
-	struct session *queue_next, *queue_prev;   /* core's list of sessions with a queue */
-	uint64_t turn;
 
 	/* intake's lock */
 	struct request *jobs, **jobs_tail;

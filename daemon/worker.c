@@ -107,11 +107,14 @@ static void core_add_model(void *core, struct mail *m)
 {
 	struct load_job *j = (struct load_job *)((char *)m - offsetof(struct load_job, to_core));
 	struct core *c = core;
-	int e = models_add(c->models, j->served);
+	int e = sched_model(c, j->served);
+
+	if (!e)
+		e = models_add(c->models, j->served);
 
 	if (e) {
 		snprintf(j->words, sizeof(j->words), "%s: %s", j->name,
-			 e == -EEXIST ? "this name is in use" : "too many models");
+			 e == -EEXIST ? "this name is in use" : e == -ENOMEM ? "no memory" : "too many models");
 		j->err = e;
 		job_post(j->w, j); /* the loader takes it down again */
 		return;
