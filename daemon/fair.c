@@ -106,7 +106,12 @@ static void reap(struct fair *f)
 {
 	for (int i = 0; i < IDLE_LOOK && f->idle; i++) {
 		struct fair_flow *w = f->idle;
-		idle_take(f, w);
+		f->idle = w->idle_next;
+		if (f->idle)
+			f->idle->idle_at = &f->idle;
+		else
+			f->idle_tail = &f->idle;
+		w->idle_at = NULL;
 		if (w->work <= w->up->clock)
 			forget(f, w);
 		else

@@ -73,7 +73,7 @@ static void learn_prefill(struct pace *p, uint32_t rows, uint64_t ns)
 	if (ns > p->prefill[at] || rows >= edge[at] - (edge[at] - low) / 4)
 		follow(&p->prefill[at], ns);
 	for (uint32_t i = 0; i < PACE_PREFILL; i++) {
-		uint64_t most = i <= at ? p->prefill[at] : p->prefill[at] / edge[at] * edge[i] / 4 * 5;
+		uint64_t most = i <= at ? p->prefill[at] : p->prefill[at] / edge[at] * edge[i];
 		if (p->prefill[i] > most)
 			p->prefill[i] = most;
 	}
