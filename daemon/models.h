@@ -22,6 +22,8 @@
 struct core;
 struct load_job;
 
+enum { STEPS_SENT = 4 }; /* as many as any backend takes at once, and more */
+
 struct served {
 	uint32_t id; /* never used again within an epoch */
 	char name[64];
@@ -33,7 +35,7 @@ struct served {
 	/* core thread */
 	struct core *core;
 	struct batch batch;     /* what waits and runs */
-	struct step_sent { uint32_t decode_rows, prefill_rows; uint64_t at; } sent[APR_MAX_DEPTH]; /* in flight, oldest first */
+	struct step_sent { uint32_t decode_rows, prefill_rows; uint64_t at; } sent[STEPS_SENT]; /* in flight, oldest first */
 	uint32_t n_sent;
 	uint64_t step_ended; /* ns: the last one */
 	enum share_mode share;  /* whose requests find whose prefixes */

@@ -342,9 +342,13 @@ int sched_wake(struct request *r)
 
 	if (!r->model)
 		return 0;
-	for (uint32_t i = 0; i < r->n_runs && !e; i++)
-		if (r->runs[i].state == RUN_ACTIVE)
-			e = batch_unhold(&r->model->batch, &r->runs[i].b);
+	for (uint32_t i = 0; i < r->n_runs && !e; i++) {
+		struct apr_seq_state st;
+		if (r->runs[i].state != RUN_ACTIVE)
+			continue;
+		apr_seq_state(r->runs[i].seq, &st);
+		e = st.ended ? -EIO : batch_unhold(&r->model->batch, &r->runs[i].b); /* ended: a step failed meanwhile */
+	}
 	return e ? e : batch_go_on(&r->model->batch, &r->b);
 }
 
@@ -582,7 +586,8 @@ bool sched_run(struct core *c)
 		}
 		if (apr_step_in_flight(m->loaded))
 			any |= collect(c, m);
-		if ((m->batch.n_runs || m->batch.waiting || m->batch.out) && apr_step_room(m->loaded))
+		if ((m->batch.n_runs || m->batch.waiting || m->batch.out) && m->n_sent < STEPS_SENT &&
+		    apr_step_room(m->loaded))
 			any |= start_step(c, m);
 	}
 	count(c);

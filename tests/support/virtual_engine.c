@@ -126,6 +126,12 @@ static int op_resume(void *arg, struct batch_run *b)
 	return 0;
 }
 
+static bool op_busy(void *arg)
+{
+	(void)arg;
+	return false;
+}
+
 static bool op_room(void *arg, uint32_t positions)
 {
 	return pages_for(positions) <= ((const struct vengine *)arg)->pages_free;
@@ -143,8 +149,15 @@ static void op_fail(void *arg, struct batch_req *q, struct batch_run *run, int e
 	end(arg, req_of(q), err);
 }
 
-static const struct batch_ops ops = { op_start,	 op_look, op_reserve, op_suspend,
-				      op_resume, op_room, op_peek,    op_fail };
+static const struct batch_ops ops = { .start = op_start,
+				      .look = op_look,
+				      .reserve = op_reserve,
+				      .suspend = op_suspend,
+				      .resume = op_resume,
+				      .busy = op_busy,
+				      .room = op_room,
+				      .peek = op_peek,
+				      .fail = op_fail };
 
 int vengine_init(struct vengine *v, uint32_t pages, uint32_t max_rows)
 {
@@ -222,7 +235,7 @@ bool vengine_step(struct vengine *v)
 	v->busy_ns += ns;
 	v->step++;
 	v->rows += p->prefill_rows;
-	batch_done(&v->b, p, ns);
+	batch_done(&v->b, p->decode_rows, p->prefill_rows, ns);
 	for (uint32_t i = 0; i < p->n; i++) {
 		struct vrun *run = run_of(p->part[i].run);
 		if (!run->live)
