@@ -444,7 +444,8 @@ static void retire(struct apr_loaded *m)
 {
 	struct apr_stepper *st = m->stepper;
 
-	st->finished = st->near = false;
+	st->finished = false;
+	st->near = false;
 	st->oldest = (st->oldest + 1) % st->depth;
 	st->n_flights--;
 	hush(m);

@@ -209,12 +209,12 @@ static bool follows(const struct apr_draw *d, const struct apr_sample_result *r)
 
 static void take_results(struct deep *d, struct copy *c)
 {
-	const struct apr_sample_result *res;
+	const struct apr_sample_result *res = NULL;
 	uint32_t i;
 
 	if (c->live.n_rows && cpu->records(d->m, &res))
 		abort();
-	for (i = 0; i < c->live.n_draws; i++) {
+	for (i = 0; res && i < c->live.n_draws; i++) {
 		const struct apr_draw *draw = &c->live_draws[i];
 
 		c->results[c->draw_of[i]] = res[i];
