@@ -120,6 +120,7 @@ static void close_ctx(struct apr_backend_ctx *c)
 	pthread_cond_destroy(&c->wake);
 	pthread_cond_destroy(&c->idle);
 	pthread_mutex_destroy(&c->lock);
+	pthread_mutex_destroy(&c->enqueue_lock);
 	free(c);
 }
 
@@ -152,6 +153,7 @@ static int open_backend(struct apr_backend_ctx **out, const struct apr_backend_c
 	c->sms = p.multiProcessorCount;
 	c->queue_tail = &c->queue;
 	pthread_mutex_init(&c->lock, NULL);
+	pthread_mutex_init(&c->enqueue_lock, NULL);
 	pthread_cond_init(&c->wake, NULL);
 	pthread_cond_init(&c->idle, NULL);
 	identify(c, &p);
@@ -370,7 +372,7 @@ const struct apr_backend apr_cuda_backend = {
 	.name = "cuda",
 	.id = 2, /* enum apr_backend_id */
 	.routes = routes,
-	.depth = 1,
+	.depth = APR_MAX_DEPTH,
 	.place = APR_PLACE_DEVICE,
 	.probe = probe,
 	.open = open_backend,

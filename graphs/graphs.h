@@ -6,12 +6,14 @@
  * pass reads on the device, the order of the plan's lines. Does not own the ops'
  * arithmetic (kernels/cuda).
  *
- * A step becomes passes on one stream: the prompt rows through one prefill graph,
- * then generated rows through decode graphs of at most 64 rows, each followed by
- * head graphs of at most 64 wanted rows. A pass is: one copy of its rows from
- * pinned memory to the fixed address that the graph reads, then the graph. The
- * step's last launch stores its number into pinned memory (mark.cu); one thread
- * watches for it. Nothing waits on the device between load and unload but fence.
+ * A step becomes passes on one stream: generated rows through decode graphs of at
+ * most 64 rows, the prompt rows through one prefill graph, each followed by head
+ * graphs of at most 64 wanted rows. A pass is: its rows from pinned memory to the
+ * fixed address that the graph reads, the graph, its wanted rows' graph, their
+ * records to pinned memory (edges.cu). The step's last launch stores its number there;
+ * one thread watches for it. Two steps may be on the stream, so everything pinned that
+ * a step is read from or written to is there twice; on the device the stream's order
+ * is enough. Nothing waits on the device between load and unload but fence.
  */
 #ifndef APR_GRAPHS_GRAPHS_H
 #define APR_GRAPHS_GRAPHS_H
@@ -22,6 +24,7 @@
 #include <stdatomic.h>
 
 #include "engine/backend.h"
+#include "graphs/edges.h"
 #include "kernels/cuda/ops_cuda.h"
 
 #define WORKSPACE_BYTES (UINT64_C(32) << 20)
@@ -49,30 +52,28 @@ struct rows_at {
 /* Places the block of `rows` rows and `tiles` tiles at base (which may be NULL: sizes alone). */
 void rows_place(struct rows_at *r, void *base, uint32_t rows, uint32_t tiles);
 
-struct head_block {
-	uint32_t n_out, step, unused[14];
-	uint32_t out[APR_HEAD_ROWS];
-	struct apr_cuda_draw draws[APR_HEAD_ROWS];
-};
-
 struct device_step { /* the line "step rows" */
 	struct rows_at prefill, decode;
 	struct head_block *head;
 	struct apr_cuda_record *records; /* [APR_HEAD_ROWS] */
 	struct apr_cuda_top *tops;
-	uint8_t *lists; /* biases and seen ids of the step's draws */
+	struct slot_state *states; /* [APR_MAX_SLOTS] */
+	uint8_t *lists; /* biases, seen ids and ends of the step's draws */
 };
-struct pinned_step { /* the line "step staging" */
-	uint32_t *mark; /* number of the last step that ended */
+struct pinned_step { /* one of the two in the line "step staging" */
 	struct rows_at prefill, *decode; /* decode[n_decode] */
 	struct head_block *head;         /* [n_head] */
 	struct apr_cuda_record *records; /* [max_rows], in the order of passes */
 	struct apr_cuda_top *tops;
 	uint32_t *draw_of;               /* [max_rows]: which draw of the step a record is */
-	uint32_t *place;                 /* [max_rows]: a row's place among its kind */
-	uint32_t *table;                 /* mirror of the page tables */
-	struct apr_sample_result *results;
 	uint8_t *lists;
+};
+struct pinned_rest { /* the rest of that line */
+	uint32_t *mark;  /* number of the last step that ended */
+	uint32_t *near;  /* of the last one that was near its end; another line of memory */
+	uint32_t *place; /* [max_rows]: a row's place among its kind */
+	uint32_t *table; /* mirror of the page tables */
+	struct apr_sample_result *results;
 };
 
 struct bucket {
@@ -83,6 +84,11 @@ struct bucket {
 struct bucket_set {
 	struct bucket b[MAX_BUCKETS];
 	uint32_t n;
+};
+
+struct pass { /* of a step: rows first … first + n - 1 of a kind, and their heads in pinned memory */
+	uint8_t kind;
+	uint32_t first, n, first_head, n_heads;
 };
 
 struct gemm { /* an algorithm for one shape, chosen before capture */
@@ -99,15 +105,26 @@ struct apr_backend_ctx {
 	pthread_t thread; /* watches for marks */
 	pthread_mutex_t lock; /* guards queue, stop */
 	pthread_cond_t wake, idle;
-	struct apr_backend_model *queue, **queue_tail; /* steps not seen to end, in order */
+	pthread_mutex_t enqueue_lock; /* a step, or a bucket of a warm-up, goes onto the stream in one piece */
+	struct flight *queue, **queue_tail; /* steps not seen to end, in order */
 	bool stop;
 	/* first error of the device, which is of no use after it; set by whoever meets it. It orders nothing. */
 	_Atomic int sticky;
 };
 
+struct flight { /* a step on the stream, or whose records wait */
+	struct apr_backend_model *m;
+	struct flight *next;
+	uint32_t number, n_records;
+	bool has_tops;
+	int failed; /* written by the watcher before state */
+	/* RUNNING by submit, NEAR and DONE with release by the watcher: pairs with the acquire in graphs_poll, after which
+	 * records reads. IDLE by records. */
+	_Atomic int state;
+};
+
 struct apr_backend_model {
 	struct apr_backend_ctx *ctx;
-	struct apr_backend_model *next;
 	struct apr_sizes sizes;
 	uint32_t n_layers;
 	struct layer_mats *mats;
@@ -116,7 +133,8 @@ struct apr_backend_model {
 
 	/* where things are, from the plan */
 	struct device_step dev;
-	struct pinned_step pin;
+	struct pinned_step pin[APR_MAX_DEPTH];
+	struct pinned_rest rest;
 	uint32_t *table;      /* device page tables: all groups', as the engine laid them */
 	uint64_t lists_bytes;
 	uint32_t n_decode, n_head; /* pinned slots */
@@ -128,13 +146,11 @@ struct apr_backend_model {
 	struct gemm *gemms;
 	uint32_t n_gemms, other_algos;
 
-	/* a step */
-	const struct apr_step *step;
-	uint32_t number, n_records;
-	bool has_tops;
-	int failed; /* of the step; written by the watcher before state */
-	/* RUNNING by submit, DONE with release by the watcher: pairs with the acquire in poll, after which records reads. */
-	_Atomic int state;
+	/* steps: flight i has pin[i]. oldest, n_flights and number are the driving thread's. */
+	struct flight flight[APR_MAX_DEPTH];
+	uint32_t oldest, n_flights, number;
+	struct pass *passes; /* [n_decode + 1] of the step being submitted */
+	bool early; /* its head is so short that the next step is wanted before the last pass, not after it */
 };
 
 /* ---- small things ------------------------------------------------------------------ */
@@ -190,12 +206,5 @@ enum apr_step_state graphs_poll(struct apr_backend_model *m);
 int graphs_records(struct apr_backend_model *m, const struct apr_sample_result **out);
 void graphs_fence(struct apr_backend_model *m);
 void *graphs_watch(void *ctx); /* the watching thread */
-
-/* ---- mark.cu ----------------------------------------------------------------------- */
-
-#ifdef __cplusplus
-extern "C"
-#endif
-int apr_graphs_mark(cudaStream_t stream, uint32_t *mark, uint32_t number);
 
 #endif

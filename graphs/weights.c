@@ -12,6 +12,7 @@
 
 #include "graphs/graphs.h"
 
+#define SHORT_HEAD (UINT64_C(160) << 20) /* read in the time that the host takes for a step: some 40 µs */
 #define HALF_LEAST (UINT64_C(8) << 20) /* of the upload buffer */
 
 /* ---- the plan ---------------------------------------------------------------------- */
@@ -82,7 +83,10 @@ static uint64_t lists_bytes(const struct apr_sizes *s)
 {
 	uint64_t seen = s->n_ctx < s->n_vocab ? s->n_ctx : s->n_vocab, bias = s->n_vocab < 1024 ? s->n_vocab : 1024;
 
-	return APR_MAX_SLOTS * (round_up(seen * sizeof(struct apr_seen), 64) + 2 * round_up(bias * sizeof(float), 64));
+	uint64_t ends = 256; /* more than a request and a file name together */
+
+	return APR_MAX_SLOTS * (round_up((seen + 1) * sizeof(struct apr_seen), 64) + 2 * round_up(bias * sizeof(float), 64) +
+	                        ends * sizeof(uint32_t));
 }
 
 static uint32_t decode_slots(const struct apr_sizes *s)
@@ -99,32 +103,42 @@ static uint64_t carve_device(struct device_step *d, const struct apr_sizes *s, v
 	d->head = take(&c, sizeof *d->head);
 	d->records = take(&c, APR_HEAD_ROWS * sizeof *d->records);
 	d->tops = take(&c, APR_HEAD_ROWS * sizeof *d->tops);
+	d->states = take(&c, APR_MAX_SLOTS * sizeof *d->states);
 	d->lists = take(&c, lists_bytes(s));
 	return c.at;
 }
 
-/* decode: the model's array of slots, or NULL to count. */
-static uint64_t carve_pinned(struct pinned_step *p, const struct apr_sizes *s, void *base)
+static void carve_one(struct carve *c, struct pinned_step *p, const struct apr_sizes *s)
+{
+	struct rows_at one;
+	uint32_t i;
+
+	take_rows(c, &p->prefill, s->max_rows, tiles_of(s->max_rows));
+	for (i = 0; i < decode_slots(s); i++)
+		take_rows(c, p->decode ? &p->decode[i] : &one, APR_CUDA_DECODE_ROWS, 0);
+	p->head = take(c, (2ull * decode_slots(s) + 1) * sizeof *p->head);
+	p->records = take(c, s->max_rows * sizeof *p->records);
+	p->tops = take(c, s->max_rows * sizeof *p->tops);
+	p->draw_of = take(c, s->max_rows * sizeof *p->draw_of);
+	p->lists = take(c, lists_bytes(s));
+}
+
+/* p[i].decode: the model's arrays of slots, or NULL to count. */
+static uint64_t carve_pinned(struct pinned_step p[APR_MAX_DEPTH], struct pinned_rest *r, const struct apr_sizes *s, void *base)
 {
 	struct carve c = {.base = base};
-	struct rows_at one;
 	uint64_t entries = 0;
 	uint32_t i;
 
-	p->mark = take(&c, 64);
-	take_rows(&c, &p->prefill, s->max_rows, tiles_of(s->max_rows));
-	for (i = 0; i < decode_slots(s); i++)
-		take_rows(&c, p->decode ? &p->decode[i] : &one, APR_CUDA_DECODE_ROWS, 0);
-	p->head = take(&c, (2ull * decode_slots(s) + 1) * sizeof *p->head);
-	p->records = take(&c, s->max_rows * sizeof *p->records);
-	p->tops = take(&c, s->max_rows * sizeof *p->tops);
-	p->draw_of = take(&c, s->max_rows * sizeof *p->draw_of);
-	p->place = take(&c, s->max_rows * sizeof *p->place);
-	p->results = take(&c, s->max_rows * sizeof *p->results);
+	r->mark = take(&c, 64);
+	r->near = take(&c, 64);
+	for (i = 0; i < APR_MAX_DEPTH; i++)
+		carve_one(&c, &p[i], s);
+	r->place = take(&c, s->max_rows * sizeof *r->place);
+	r->results = take(&c, s->max_rows * sizeof *r->results);
 	for (i = 0; i < s->n_groups; i++)
 		entries += s->group[i].max_pages_seq;
-	p->table = take(&c, entries * APR_MAX_SLOTS * sizeof *p->table);
-	p->lists = take(&c, lists_bytes(s));
+	r->table = take(&c, entries * APR_MAX_SLOTS * sizeof *r->table);
 	return c.at;
 }
 
@@ -263,7 +277,8 @@ int graphs_need(struct apr_backend_ctx *c, const struct apr_model *m, const stru
 	                            .v_dim = m->v_dim, .n_ctx = s->n_ctx};
 	struct sums n = sums_of(m);
 	struct device_step d;
-	struct pinned_step p = {0};
+	struct pinned_step p[APR_MAX_DEPTH] = {0};
+	struct pinned_rest rest;
 	uint64_t rows = round_up(s->max_rows, 16);
 
 	(void)c;
@@ -279,7 +294,7 @@ int graphs_need(struct apr_backend_ctx *c, const struct apr_model *m, const stru
 	add(plan, "step rows", APR_PLACE_DEVICE, carve_device(&d, s, NULL), 1);
 	add(plan, "upload", APR_PLACE_DEVICE, n.half, 2);
 	add(plan, "upload staging", APR_PLACE_PINNED, n.half, 2);
-	add(plan, "step staging", APR_PLACE_PINNED, carve_pinned(&p, s, NULL), 1);
+	add(plan, "step staging", APR_PLACE_PINNED, carve_pinned(p, &rest, s, NULL), 1);
 	return plan->overflow ? -EOVERFLOW : 0;
 }
 
@@ -488,14 +503,21 @@ static int bring_weights(struct apr_backend_model *b, const struct apr_backend_l
 static int take_lines(struct apr_backend_model *b, const struct apr_backend_load *in)
 {
 	uint64_t bytes;
+	uint32_t i;
 
 	b->n_decode = decode_slots(&b->sizes);
 	b->n_head = 2 * b->n_decode + 1;
-	b->pin.decode = calloc(b->n_decode, sizeof *b->pin.decode);
-	if (!b->pin.decode)
+	b->passes = calloc(b->n_decode + 1, sizeof *b->passes);
+	if (!b->passes)
 		return -ENOMEM;
+	for (i = 0; i < APR_MAX_DEPTH; i++) {
+		b->flight[i].m = b;
+		b->pin[i].decode = calloc(b->n_decode, sizeof *b->pin[i].decode);
+		if (!b->pin[i].decode)
+			return -ENOMEM;
+	}
 	carve_device(&b->dev, &b->sizes, line_base(in->plan, "step rows", &bytes));
-	carve_pinned(&b->pin, &b->sizes, line_base(in->plan, "step staging", &bytes));
+	carve_pinned(b->pin, &b->rest, &b->sizes, line_base(in->plan, "step staging", &bytes));
 	b->lists_bytes = lists_bytes(&b->sizes);
 	b->table = line_base(in->plan, "page tables", &bytes);
 	b->gemm_in = line_base(in->plan, "gemm inputs", &b->gemm_in_bytes);
@@ -510,6 +532,7 @@ static int take_lines(struct apr_backend_model *b, const struct apr_backend_load
 int graphs_load(struct apr_backend_ctx *c, const struct apr_backend_load *in, struct apr_backend_model **out, char *err,
                 size_t errlen)
 {
+	const struct apr_mat *out_mat;
 	struct apr_backend_model *b;
 	int rc = check_model(in->model, err, errlen);
 
@@ -535,6 +558,8 @@ int graphs_load(struct apr_backend_ctx *c, const struct apr_backend_load *in, st
 		graphs_unload(b);
 		return rc;
 	}
+	out_mat = in->model->tied ? &b->tok_embd.m : &b->output.m;
+	b->early = apr_cuda_tile_bytes(out_mat->tile, out_mat->n_in, out_mat->n_out) < SHORT_HEAD;
 	*out = b;
 	return 0;
 }
@@ -546,7 +571,9 @@ void graphs_unload(struct apr_backend_model *m)
 	graphs_fence(m);
 	(void)cudaSetDevice(m->ctx->device);
 	graphs_forget(m);
-	free(m->pin.decode);
+	free(m->passes);
+	free(m->pin[0].decode);
+	free(m->pin[1].decode);
 	free(m->mats);
 	free(m->layers);
 	free(m->gemms);
