@@ -357,6 +357,7 @@ static int open_engine(struct worker *w)
 		.n_ctx = o->n_ctx,
 		.threads = o->threads,
 		.chunk = o->chunk,
+		.no_graphs = o->no_graphs,
 		.cache_dir = o->cache_dir,
 		.log = engine_log,
 	};

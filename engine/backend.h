@@ -130,6 +130,7 @@ struct apr_backend_config {
 	uint32_t device;   /* ordinal */
 	uint64_t memory;   /* bytes to take at open; 0 = the backend's default */
 	int notify_fd;     /* an eventfd that gets 1 when a step ends or is near its end; the caller's */
+	bool no_graphs;    /* the launches of a step one by one, for comparison */
 	void (*log)(void *arg, int level, const char *line);
 	void *log_arg;
 };
@@ -147,7 +148,12 @@ struct apr_backend_route {
 	uint8_t id;             /* enum apr_route_id of the ABI */
 	enum apr_kv_type kv_type; /* its default */
 };
-enum apr_graph_kind { APR_GRAPH_STEP, APR_GRAPH_DECODE, APR_GRAPH_PREFILL };
+enum apr_graph_kind { APR_GRAPH_STEP, APR_GRAPH_DECODE, APR_GRAPH_PREFILL, APR_GRAPH_HEAD };
+struct apr_bucket { /* what was recorded for steps of up to so many rows */
+	enum apr_graph_kind kind;
+	uint32_t rows;
+	uint64_t replays;
+};
 typedef int (*apr_build_fn)(void *arg, const struct apr_ops *ops);
 
 enum apr_op_kind { APR_OP_EMBED, APR_OP_ATTN_IN, APR_OP_ATTN, APR_OP_PROJ, APR_OP_FFN_IN, APR_OP_HEAD };
@@ -181,6 +187,12 @@ struct apr_backend {
 	/* Runs build once over the recorder's ops; replayed with the live rows of each step. */
 	int (*record)(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_t bucket, apr_build_fn build, void *arg,
 	              char *err, size_t errlen);
+	/* What is recorded; fills at most max, returns how many there are. bytes: what it holds in the backend's memory beside the
+	 * plan. Any thread. */
+	uint32_t (*buckets)(const struct apr_backend_model *m, struct apr_bucket *out, uint32_t max, uint64_t *bytes);
+	/* Replays one with the real weights and rows that are nobody's; waits for it; the best of a few in µs. Any thread but
+	 * the driving one; steps go on beside it. NULL: this backend has nothing to warm. */
+	int (*warm)(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_t rows, double *us, char *err, size_t errlen);
 	/* Enqueues. The step and what it points at stay untouched until its records are fetched; what draws point at, and a
 	 * table update's pages, are read by submit alone where the depth is above 1. -EBUSY: as many as the depth are there. */
 	int (*submit)(struct apr_backend_model *m, const struct apr_step *step);

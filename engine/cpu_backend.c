@@ -61,6 +61,7 @@ struct apr_backend_model {
 	uint8_t *work;     /* [threads][work_bytes] */
 	size_t work_bytes;
 	const struct apr_step *step;
+	_Atomic uint64_t steps; /* relaxed: for status */
 	/* RUNNING by submit, DONE with release by the worker: pairs with the acquire in cpu_poll, after which results are
 	 * read. IDLE by records. */
 	_Atomic int state;
@@ -203,6 +204,7 @@ static int cpu_submit(struct apr_backend_model *m, const struct apr_step *step)
 	if (atomic_load_explicit(&m->state, memory_order_relaxed) != APR_STEP_IDLE)
 		return -EBUSY;
 	m->step = step;
+	atomic_fetch_add_explicit(&m->steps, 1, memory_order_relaxed);
 	m->next = NULL;
 	pthread_mutex_lock(&c->lock);
 	/* relaxed: the worker reads step under the lock */
@@ -238,6 +240,14 @@ static void cpu_fence(struct apr_backend_model *m)
 	while (cpu_poll(m) == APR_STEP_RUNNING)
 		pthread_cond_wait(&c->idle, &c->lock);
 	pthread_mutex_unlock(&c->lock);
+}
+
+static uint32_t cpu_buckets(const struct apr_backend_model *m, struct apr_bucket *out, uint32_t max, uint64_t *bytes)
+{
+	if (max)
+		*out = (struct apr_bucket){APR_GRAPH_STEP, m->sizes.max_rows, atomic_load_explicit(&m->steps, memory_order_relaxed)};
+	*bytes = m->max_calls * sizeof *m->call;
+	return 1;
 }
 
 /* ---- recording ------------------------------------------------------------------- */
@@ -689,6 +699,7 @@ const struct apr_backend apr_cpu_backend = {
 	.unload = cpu_unload,
 	.upload = cpu_upload,
 	.record = cpu_record,
+	.buckets = cpu_buckets,
 	.submit = cpu_submit,
 	.poll = cpu_poll,
 	.records = cpu_records,

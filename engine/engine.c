@@ -111,7 +111,7 @@ static void pass_log(void *arg, int level, const char *line)
 static int open_backend(struct apr_engine *e, char *err, size_t errlen)
 {
 	struct apr_backend_config bc = {.threads = e->cfg.threads, .device = e->device, .memory = e->cfg.gpu_mem,
-	                                .log = pass_log, .log_arg = e};
+	                              .no_graphs = e->cfg.no_graphs, .log = pass_log, .log_arg = e};
 	int rc;
 
 	e->notify_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

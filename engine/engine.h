@@ -41,7 +41,8 @@ struct apr_engine_config {
 	uint64_t gpu_mem;     /* bytes; 0 = the backend's default */
 	uint32_t n_ctx;       /* 0 = the model's, at most 8192 */
 	uint32_t threads;     /* 0 = usable CPUs */
-	uint32_t chunk;       /* prefill rows a step; 0 = 512 */
+	uint32_t chunk;       /* prefill rows a step; 0 = the backend's: 512, on a GPU 2048 */
+	bool no_graphs;       /* a GPU's launches one by one */
 	const char *cache_dir; /* packed panels; NULL = none kept */
 	void (*log)(void *arg, enum apr_log_level level, const char *line);
 	void *log_arg;

@@ -386,6 +386,7 @@ const struct apr_backend apr_cuda_backend = {
 	.unload = graphs_unload,
 	.upload = upload,
 	.record = graphs_record,
+	.buckets = graphs_buckets,
 	.submit = graphs_submit,
 	.poll = graphs_poll,
 	.records = graphs_records,

@@ -78,8 +78,8 @@ struct pinned_rest { /* the rest of that line */
 
 struct bucket {
 	uint32_t rows;
-	cudaGraphExec_t exec;
-	uint64_t replays;
+	cudaGraphExec_t exec; /* NULL: its launches one by one */
+	_Atomic uint64_t replays; /* relaxed: for status */
 };
 struct bucket_set {
 	struct bucket b[MAX_BUCKETS];
@@ -143,6 +143,10 @@ struct apr_backend_model {
 	uint64_t gemm_out_floats, gemm_in_bytes, scratch_bytes;
 
 	struct bucket_set prefill, decode, head;
+	apr_build_fn build; /* what was recorded, for launches one by one */
+	void *build_arg;
+	struct apr_op_head head_op;
+	uint64_t graph_bytes;
 	struct gemm *gemms;
 	uint32_t n_gemms, other_algos;
 
@@ -194,6 +198,9 @@ int graphs_record(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_
 int graphs_supports(struct apr_backend_ctx *c, enum apr_op_kind kind, const void *args, uint8_t route_id, char *err,
                     size_t errlen);
 void graphs_forget(struct apr_backend_model *m); /* destroys what was recorded */
+/* The bucket for so many rows onto the compute stream. */
+int graphs_launch(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_t rows);
+uint32_t graphs_buckets(const struct apr_backend_model *m, struct apr_bucket *out, uint32_t max, uint64_t *bytes);
 static inline uint32_t tiles_of(uint32_t rows)
 {
 	return (rows + 63) / 64 + APR_MAX_SLOTS - 1; /* tiles never span sequences */

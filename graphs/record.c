@@ -4,8 +4,9 @@
  * wanted rows.
  *
  * Owns: which launches an op becomes in either arithmetic, capture, the check of
- * what was captured. Each bucket runs once eagerly over no rows before capture:
- * that loads the kernels and chooses cuBLASLt's algorithms outside of it.
+ * what was captured, replay; where no graphs are wanted, the same launches one by
+ * one. Each bucket runs once eagerly over no rows before capture: that loads the
+ * kernels and chooses cuBLASLt's algorithms outside of it.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -293,7 +294,7 @@ static int record_one(const struct job *j, struct bucket_set *set, uint32_t rows
 	}
 	rc = graphs_cuda(c, cudaStreamSynchronize(c->setup), "the first run of a bucket", err, errlen);
 	j->r->choose = false;
-	if (!rc)
+	if (!rc && !c->cfg.no_graphs)
 		rc = capture(j, &b->exec, err, errlen);
 	if (rc) {
 		if (b->exec)
@@ -306,9 +307,18 @@ static int record_one(const struct job *j, struct bucket_set *set, uint32_t rows
 	return 0;
 }
 
-static struct apr_cuda_rows rows_of(const struct rows_at *r)
+/* What the launches of a kind share. */
+static void aim(struct recorder *r, enum apr_graph_kind kind)
 {
-	return (struct apr_cuda_rows){.n = r->n, .n_out = r->n, .tok = r->tok, .pos = r->pos, .slot = r->slot};
+	struct apr_backend_model *m = r->m;
+	const struct rows_at *at = kind == APR_GRAPH_PREFILL ? &m->dev.prefill : &m->dev.decode;
+
+	r->kind = kind;
+	r->l.pdl = kind != APR_GRAPH_PREFILL; /* the products between do not take part */
+	if (kind == APR_GRAPH_HEAD)
+		r->l.rows = (struct apr_cuda_rows){.n = &m->dev.head->n_out, .n_out = &m->dev.head->n_out, .out = m->dev.head->out};
+	else
+		r->l.rows = (struct apr_cuda_rows){.n = at->n, .n_out = at->n, .tok = at->tok, .pos = at->pos, .slot = at->slot};
 }
 
 static int record_prefill(struct job *j, char *err, size_t errlen)
@@ -318,21 +328,18 @@ static int record_prefill(struct job *j, char *err, size_t errlen)
 	uint32_t i;
 	int rc = 0;
 
-	j->r->kind = APR_GRAPH_PREFILL;
-	j->r->l.rows = rows_of(&m->dev.prefill);
-	j->r->l.pdl = false; /* the products between do not take part */
+	aim(j->r, APR_GRAPH_PREFILL);
 	for (i = 0; i < sizeof size / sizeof *size && size[i] < m->sizes.max_rows && !rc; i++)
 		rc = record_one(j, &m->prefill, size[i], err, errlen);
 	return rc ? rc : record_one(j, &m->prefill, m->sizes.max_rows, err, errlen);
 }
 
-static int record_decode(struct job *j, struct bucket_set *set, char *err, size_t errlen)
+static int record_decode(struct job *j, enum apr_graph_kind kind, struct bucket_set *set, char *err, size_t errlen)
 {
 	uint32_t rows;
 	int rc = 0;
 
-	j->r->kind = APR_GRAPH_DECODE;
-	j->r->l.pdl = true;
+	aim(j->r, kind);
 	for (rows = 1; rows <= APR_CUDA_DECODE_ROWS && !rc; rows *= 2)
 		rc = record_one(j, set, rows, err, errlen);
 	return rc;
@@ -354,25 +361,78 @@ int graphs_record(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_
 	if (rc)
 		return rc;
 	graphs_forget(m);
+	m->build = build;
+	m->build_arg = arg;
 	(void)cudaMemGetInfo(&before, &all);
 	rc = record_prefill(&j, err, errlen);
-	r.l.rows = rows_of(&m->dev.decode);
 	if (!rc)
-		rc = record_decode(&j, &m->decode, err, errlen);
+		rc = record_decode(&j, APR_GRAPH_DECODE, &m->decode, err, errlen);
 	if (!rc && !r.has_head)
 		rc = graphs_fail(-EINVAL, err, errlen, "a forward pass must end in its head");
 	j.build = NULL;
-	r.l.rows = (struct apr_cuda_rows){.n = &m->dev.head->n_out, .n_out = &m->dev.head->n_out, .out = m->dev.head->out};
 	if (!rc)
-		rc = record_decode(&j, &m->head, err, errlen);
+		rc = record_decode(&j, APR_GRAPH_HEAD, &m->head, err, errlen);
 	if (!rc)
 		rc = graphs_cuda(c, cudaStreamSynchronize(c->setup), "uploading graphs", err, errlen);
 	if (rc)
 		return rc;
 	(void)cudaMemGetInfo(&after, &all);
-	graphs_log(c, 1, "recorded %u graphs of prompt rows, %u of generated rows, %u of wanted rows: %zu MiB beside the plan",
-	           m->prefill.n, m->decode.n, m->head.n, before > after ? (before - after) >> 20 : 0);
+	m->head_op = r.head;
+	m->graph_bytes = before > after ? before - after : 0;
+	graphs_log(c, 1, "recorded %u graphs of prompt rows, %u of generated rows, %u of wanted rows: %zu MiB beside the plan%s",
+	           m->prefill.n, m->decode.n, m->head.n, (size_t)(m->graph_bytes >> 20),
+	           c->cfg.no_graphs ? "; not captured, as asked" : "");
 	return 0;
+}
+
+/* ---- replay ------------------------------------------------------------------------------------ */
+
+static struct bucket_set *set_of(struct apr_backend_model *m, enum apr_graph_kind kind)
+{
+	return kind == APR_GRAPH_PREFILL ? &m->prefill : kind == APR_GRAPH_DECODE ? &m->decode : &m->head;
+}
+
+/* A bucket's launches one by one. */
+static int run_eagerly(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_t rows)
+{
+	struct apr_backend_ctx *c = m->ctx;
+	struct recorder r = {.m = m, .head = m->head_op, .has_head = true,
+	                     .l = {.stream = c->compute, .sms = (uint32_t)c->sms, .bucket = rows, .scratch = m->scratch,
+	                           .scratch_bytes = m->scratch_bytes}};
+	struct job j = {.r = &r, .build = kind == APR_GRAPH_HEAD ? NULL : m->build, .arg = m->build_arg};
+
+	aim(&r, kind);
+	return run_job(&j);
+}
+
+int graphs_launch(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_t rows)
+{
+	struct bucket_set *set = set_of(m, kind);
+	struct bucket *b = set->b;
+
+	while (b < set->b + set->n && b->rows < rows)
+		b++;
+	if (b == set->b + set->n)
+		return -EINVAL; /* max_rows is the last bucket: the engine gives no more */
+	atomic_fetch_add_explicit(&b->replays, 1, memory_order_relaxed);
+	if (!b->exec)
+		return run_eagerly(m, kind, b->rows);
+	return graphs_cuda(m->ctx, cudaGraphLaunch(b->exec, m->ctx->compute), "a graph", NULL, 0);
+}
+
+uint32_t graphs_buckets(const struct apr_backend_model *m, struct apr_bucket *out, uint32_t max, uint64_t *bytes)
+{
+	static const enum apr_graph_kind kinds[] = {APR_GRAPH_PREFILL, APR_GRAPH_DECODE, APR_GRAPH_HEAD};
+	const struct bucket_set *sets[] = {&m->prefill, &m->decode, &m->head};
+	uint32_t n = 0, k, i;
+
+	for (k = 0; k < 3; k++)
+		for (i = 0; i < sets[k]->n; i++, n++)
+			if (n < max)
+				out[n] = (struct apr_bucket){kinds[k], sets[k]->b[i].rows,
+				                             atomic_load_explicit(&sets[k]->b[i].replays, memory_order_relaxed)};
+	*bytes = m->graph_bytes;
+	return n;
 }
 
 static void forget_set(struct bucket_set *s)
@@ -380,7 +440,8 @@ static void forget_set(struct bucket_set *s)
 	uint32_t i;
 
 	for (i = 0; i < s->n; i++)
-		cudaGraphExecDestroy(s->b[i].exec);
+		if (s->b[i].exec)
+			cudaGraphExecDestroy(s->b[i].exec);
 	s->n = 0;
 }
 

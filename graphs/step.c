@@ -104,20 +104,6 @@ static void make_tiles(const struct rows_at *r, uint32_t n)
 	*r->n_tiles = n_tiles;
 }
 
-static void launch(struct enqueue *q, struct bucket_set *set, uint32_t rows)
-{
-	uint32_t i;
-
-	for (i = 0; i < set->n && set->b[i].rows < rows; i++)
-		;
-	if (i == set->n) {
-		q->rc = q->rc ? q->rc : -EINVAL; /* max_rows is the last bucket: the engine gives no more */
-		return;
-	}
-	note(q, cudaGraphLaunch(set->b[i].exec, q->stream), "a graph");
-	set->b[i].replays++;
-}
-
 /* bytes into the lists' arena, with room for more; the device address of what the pinned arena holds there. */
 static const void *list(struct enqueue *q, const void *from, uint64_t bytes, uint64_t more)
 {
@@ -279,7 +265,7 @@ static void run_head(struct enqueue *q, const struct head_block *h, bool mark)
 	                     .to_tops = q->f->has_tops ? q->pin->tops + q->records : NULL, .states = m->dev.states,
 	                     .mark = mark ? m->rest.mark : NULL, .number = q->f->number};
 
-	launch(q, &m->head, h->n_out);
+	check(q, graphs_launch(m, APR_GRAPH_HEAD, h->n_out));
 	check(q, apr_graphs_end(q->stream, &a));
 	q->records += h->n_out;
 }
@@ -295,7 +281,7 @@ static void run_pass(struct enqueue *q, const struct pass *p, bool last)
 		copy_in(q, m->dev.prefill.base, q->pin->prefill.base, q->pin->prefill.bytes);
 	if (!prompt || h)
 		begin(q, prompt ? NULL : &q->pin->decode[p->first / APR_CUDA_DECODE_ROWS], p->n, h, near && m->early);
-	launch(q, prompt ? &m->prefill : &m->decode, p->n);
+	check(q, graphs_launch(m, prompt ? APR_GRAPH_PREFILL : APR_GRAPH_DECODE, p->n));
 	if (near && !m->early)
 		check(q, apr_graphs_mark(q->stream, m->rest.near, q->f->number));
 	for (i = 0; i < p->n_heads; i++) {
