@@ -322,6 +322,17 @@ static int upload_ropes(struct apr_loaded *m)
 	return rc;
 }
 
+/* What recording took, as a line of the plan. */
+static void count_graphs(struct apr_loaded *m)
+{
+	const struct apr_backend *b = m->engine->backend;
+	uint64_t bytes = 0;
+
+	(void)b->buckets(m->bm, NULL, 0, &bytes);
+	if (bytes)
+		apr_plan_add(&m->plan, "graphs", b->place == APR_PLACE_HOST ? APR_PLACE_HEAP : b->place, bytes, 1);
+}
+
 static int bring_up(struct apr_loaded *m, void (*progress)(void *arg, double done), void *arg, char *err, size_t errlen)
 {
 	const struct apr_engine *e = m->engine;
@@ -342,6 +353,7 @@ static int bring_up(struct apr_loaded *m, void (*progress)(void *arg, double don
 		rc = e->backend->record(m->bm, APR_GRAPH_STEP, 0, apr_forward_build, &m->forward, err, errlen);
 	if (rc)
 		return rc;
+	count_graphs(m);
 	rc = apr_kv_new(&m->kv, &m->sizes);
 	if (!rc)
 		rc = apr_stepper_new(m);
@@ -455,4 +467,37 @@ void apr_loaded_info(const struct apr_loaded *m, struct apr_loaded_info *info)
 	info->pages_total = c.total;
 	info->pages_free = c.free;
 	info->pages_cached = c.cached;
+}
+
+/* ---- what is recorded ---------------------------------------------------------------- */
+
+#define MAX_BUCKETS 64u
+
+static const char *const kind_name[] = {
+	[APR_GRAPH_STEP] = "step", [APR_GRAPH_DECODE] = "decode", [APR_GRAPH_PREFILL] = "prefill", [APR_GRAPH_HEAD] = "head"};
+
+size_t apr_loaded_graphs(const struct apr_loaded *m, struct apr_graph_row *rows, size_t max, uint64_t *bytes)
+{
+	struct apr_bucket b[MAX_BUCKETS];
+	uint32_t n = m->engine->backend->buckets(m->bm, b, MAX_BUCKETS, bytes), i;
+
+	for (i = 0; i < n && i < max && i < MAX_BUCKETS; i++)
+		rows[i] = (struct apr_graph_row){kind_name[b[i].kind], b[i].rows, b[i].replays};
+	return n;
+}
+
+int apr_loaded_warm(struct apr_loaded *m, const char *kind, uint32_t rows, double *us, char *err, size_t errlen)
+{
+	const struct apr_backend *be = m->engine->backend;
+	struct apr_bucket b[MAX_BUCKETS];
+	uint64_t bytes;
+	uint32_t n = be->buckets(m->bm, b, MAX_BUCKETS, &bytes), i;
+
+	for (i = 0; i < n && i < MAX_BUCKETS && (b[i].rows != rows || strcmp(kind_name[b[i].kind], kind) != 0); i++)
+		;
+	if (i == n || i == MAX_BUCKETS)
+		return apr_engine_fail(-ENOENT, err, errlen, "%s: no bucket of %u %s rows", m->name, rows, kind);
+	if (!be->warm)
+		return apr_engine_fail(-EOPNOTSUPP, err, errlen, "the %s backend prepares everything when it loads", be->name);
+	return be->warm(m->bm, b[i].kind, rows, us, err, errlen);
 }

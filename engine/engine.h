@@ -92,6 +92,18 @@ struct apr_loaded_info {
 };
 void apr_loaded_info(const struct apr_loaded *m, struct apr_loaded_info *info);
 
+/* What is recorded for steps, so that none is put together while requests wait. */
+struct apr_graph_row {
+	const char *kind; /* "prefill", "decode", "head": wanted rows and sampling; "step": all of them, on a CPU */
+	uint32_t rows;    /* for up to so many */
+	uint64_t replays;
+};
+/* Fills at most max rows; returns how many there are. bytes: memory that they hold. Any thread. */
+size_t apr_loaded_graphs(const struct apr_loaded *m, struct apr_graph_row *rows, size_t max, uint64_t *bytes);
+/* Replays the bucket with the model's weights, beside the steps that run; the best of a few in µs. Blocking; any thread
+ * but the driving one. -ENOENT: no such bucket; -EOPNOTSUPP: this backend has nothing to warm. */
+int apr_loaded_warm(struct apr_loaded *m, const char *kind, uint32_t rows, double *us, char *err, size_t errlen);
+
 /* ---- sampling parameters -------------------------------------------------- */
 
 /* What a request gives; have: APR_SET_* bits of the ABI for fields that it sets. */

@@ -121,6 +121,7 @@ static void close_ctx(struct apr_backend_ctx *c)
 	pthread_cond_destroy(&c->idle);
 	pthread_mutex_destroy(&c->lock);
 	pthread_mutex_destroy(&c->enqueue_lock);
+	pthread_mutex_destroy(&c->warm_lock);
 	free(c);
 }
 
@@ -154,6 +155,7 @@ static int open_backend(struct apr_backend_ctx **out, const struct apr_backend_c
 	c->queue_tail = &c->queue;
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_mutex_init(&c->enqueue_lock, NULL);
+	pthread_mutex_init(&c->warm_lock, NULL);
 	pthread_cond_init(&c->wake, NULL);
 	pthread_cond_init(&c->idle, NULL);
 	identify(c, &p);
@@ -387,6 +389,7 @@ const struct apr_backend apr_cuda_backend = {
 	.upload = upload,
 	.record = graphs_record,
 	.buckets = graphs_buckets,
+	.warm = graphs_warm,
 	.submit = graphs_submit,
 	.poll = graphs_poll,
 	.records = graphs_records,

@@ -74,6 +74,8 @@ struct pinned_rest { /* the rest of that line */
 	uint32_t *place; /* [max_rows]: a row's place among its kind */
 	uint32_t *table; /* mirror of the page tables */
 	struct apr_sample_result *results;
+	struct rows_at warm; /* rows of a replay that is no step */
+	struct head_block *warm_head;
 };
 
 struct bucket {
@@ -105,7 +107,7 @@ struct apr_backend_ctx {
 	pthread_t thread; /* watches for marks */
 	pthread_mutex_t lock; /* guards queue, stop */
 	pthread_cond_t wake, idle;
-	pthread_mutex_t enqueue_lock; /* a step, or a bucket of a warm-up, goes onto the stream in one piece */
+	pthread_mutex_t warm_lock, enqueue_lock; /* a step, or a bucket of a warm-up, goes onto the stream in one piece */
 	struct flight *queue, **queue_tail; /* steps not seen to end, in order */
 	bool stop;
 	/* first error of the device, which is of no use after it; set by whoever meets it. It orders nothing. */
@@ -205,6 +207,10 @@ static inline uint32_t tiles_of(uint32_t rows)
 {
 	return (rows + 63) / 64 + APR_MAX_SLOTS - 1; /* tiles never span sequences */
 }
+
+/* ---- warm.c ------------------------------------------------------------------------ */
+
+int graphs_warm(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_t rows, double *us, char *err, size_t errlen);
 
 /* ---- step.c ------------------------------------------------------------------------ */
 

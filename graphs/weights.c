@@ -136,6 +136,8 @@ static uint64_t carve_pinned(struct pinned_step p[APR_MAX_DEPTH], struct pinned_
 		carve_one(&c, &p[i], s);
 	r->place = take(&c, s->max_rows * sizeof *r->place);
 	r->results = take(&c, s->max_rows * sizeof *r->results);
+	take_rows(&c, &r->warm, s->max_rows, tiles_of(s->max_rows));
+	r->warm_head = take(&c, sizeof *r->warm_head);
 	for (i = 0; i < s->n_groups; i++)
 		entries += s->group[i].max_pages_seq;
 	r->table = take(&c, entries * APR_MAX_SLOTS * sizeof *r->table);

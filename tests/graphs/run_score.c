@@ -160,6 +160,107 @@ static void against_cpu(const struct drive_job *gpu, const struct drive_job *cpu
 	check_errors(&e, step, which);
 }
 
+/* Biases, penalties and ends reach the device, the token that the host does not know yet among them. */
+static void lists(struct apr_engine *e, struct apr_loaded *m, const char *which)
+{
+	struct drive_job plain = gen_job(90, 60, 9, 400), j = plain;
+	uint32_t ban = 0, i, k;
+	float never = -INFINITY;
+
+	plain.p.sampling.temperature = 0.0f;
+	plain.p.sampling.repeat_penalty = 1.0f;
+	j = plain;
+	run(e, m, &plain, 1, which);
+	check(plain.n_tok == 60, "60 tokens", which);
+	ban = plain.n_tok ? plain.tok[0].id : 0;
+	j.p.sampling.n_bias = 1;
+	j.p.sampling.bias_id = &ban;
+	j.p.sampling.bias = &never;
+	run(e, m, &j, 1, which);
+	for (i = 0; i < j.n_tok && j.tok[i].id != ban; i++)
+		;
+	check(j.n_tok == 60 && i == 60, "a banned token is not drawn", which);
+	drive_done(&j, 1);
+	j = plain;
+	j.tok = NULL;
+	j.n_tok = j.cap = j.n_ends = 0;
+	j.p.sampling.presence_penalty = 1000.0f;
+	j.p.sampling.penalty_window = -1;
+	run(e, m, &j, 1, which);
+	for (i = 0, k = 0; i < j.n_tok && k == i; i++)
+		for (k = 0; k < i && j.tok[k].id != j.tok[i].id; k++)
+			;
+	check(j.n_tok == 60 && i == 60 && k == 59, "a present token is not drawn again", which);
+	drive_done(&j, 1);
+	for (i = 0; i < 60; i += 13) {
+		uint32_t stop[12] = {390, 391, 392, 393, 394, 395, 396, 397, 398, 399}; /* more than lie in a draw itself */
+
+		stop[i % 2 ? 11 : 1] = plain.tok[i].id;
+		for (k = 0; k < i && plain.tok[k].id != plain.tok[i].id; k++)
+			;
+		j = plain;
+		j.tok = NULL;
+		j.n_tok = j.cap = j.n_ends = 0;
+		j.p.stop_ids = stop;
+		j.p.n_stop_ids = i % 2 ? 12 : 2;
+		stop[0] = 390;
+		run(e, m, &j, 1, which);
+		check(j.n_tok <= k && j.n_ends == 1 && j.end == APR_END_STOP_ID, "a stop id", which);
+		drive_done(&j, 1);
+	}
+	drive_done(&plain, 1);
+}
+
+/* Penalised, in a crowd: a step at a time, two at a time, every launch by itself. */
+static void crowd(struct apr_engine *e, struct apr_loaded *m, struct drive_job jobs[8], uint64_t scope, const char *which)
+{
+	uint32_t i;
+
+	for (i = 0; i < 8; i++) {
+		jobs[i] = gen_job(20 + 37 * i, 30 + 5 * i, 40 + i, scope + i);
+		jobs[i].start_step = 3 * i;
+		jobs[i].p.sampling.penalty_window = i % 2 ? -1 : 5;
+		jobs[i].p.sampling.frequency_penalty = 0.3f;
+		jobs[i].p.sampling.presence_penalty = 0.2f;
+	}
+	run(e, m, jobs, 8, which);
+}
+
+static void same_crowd(struct drive_job *want, struct drive_job *got, const char *what, const char *which)
+{
+	uint32_t i;
+
+	for (i = 0; i < 8; i++)
+		same(&want[i], &got[i], what, which);
+	drive_done(got, 8);
+}
+
+static void steps_and_launches(struct apr_engine *e, struct apr_loaded *m, const char *path, const char *which)
+{
+	struct apr_engine_config cfg = config("cuda", bar->route, 1024);
+	struct drive_job want[8], got[8];
+	struct apr_engine *eager;
+	struct apr_loaded *em;
+	char err[300] = "";
+
+	drive_one_step = true;
+	crowd(e, m, want, 500, which);
+	drive_one_step = false;
+	crowd(e, m, got, 600, which);
+	same_crowd(want, got, "two steps in flight", which);
+	cfg.no_graphs = true;
+	cfg.log = NULL;
+	if (drive_open(&cfg, path, &eager, &em, err, sizeof err)) {
+		printf("  %s: no graphs: %s\n", which, err);
+		check(0, "without graphs", which);
+	} else {
+		crowd(eager, em, got, 700, which);
+		same_crowd(want, got, "without graphs", which);
+		drive_close(eager, em);
+	}
+	drive_done(want, 8);
+}
+
 static void equal_bits(struct apr_engine *e, struct apr_loaded *m, const char *which)
 {
 	static const uint32_t chunk[] = {1, 63, 64, 65, 200};
@@ -235,7 +336,9 @@ static void random_model(const char *dir, const char *which, const struct tiny_s
 	if (bar->same_bits) {
 		same(&gpu, &chunked, "score in chunks of 37", which);
 		equal_bits(e, m, which);
+		steps_and_launches(e, m, path, which);
 	}
+	lists(e, m, which);
 	drive_close(e, m);
 	drive_done(&cpu, 1);
 	drive_done(&gpu, 1);
@@ -373,29 +476,59 @@ static double time_job(struct apr_engine *e, struct apr_loaded *m, uint32_t n_pr
 	return t0;
 }
 
+static double decode_rate(struct apr_engine *e, struct apr_loaded *m, uint32_t n_prompt, uint64_t scope)
+{
+	double first = time_job(e, m, n_prompt, 1, scope);
+
+	return 255 / (time_job(e, m, n_prompt, 256, scope + 1) - first);
+}
+
 /* Not a bar: what a client of the engine sees, host and all. */
 static void pace(struct apr_engine *e, struct apr_loaded *m)
 {
 	static const uint32_t prompt[] = {128, 512, 1920};
 	struct drive_job j[16];
-	double t0, first = 0;
-	uint32_t i;
+	double t0;
+	uint32_t i, k;
 
 	for (i = 0; i < 2048; i++)
 		ids[i] = 100 + i % 3000;
-	for (i = 0; i < 3; i++) {
-		first = time_job(e, m, prompt[i], 1, 20 + i);
-		printf("  first token of %u: %.2f ms\n", prompt[i], first * 1e3);
+	for (i = 0; i < 3; i++)
+		printf("  first token of %u: %.2f ms\n", prompt[i], time_job(e, m, prompt[i], 1, 20 + i) * 1e3);
+	for (i = 0; i < 6; i++) { /* by turns: the device's clock moves */
+		drive_one_step = i % 2;
+		printf("  decode at batch 1, %s in flight: %.1f tok/s\n", i % 2 ? "one step " : "two steps", decode_rate(e, m, 128, 25 + 2 * i));
 	}
-	first = time_job(e, m, 128, 1, 25);
-	printf("  decode at batch 1: %.0f tok/s\n", 255 / (time_job(e, m, 128, 256, 26) - first));
-	for (i = 0; i < 16; i++)
-		j[i] = pace_job(64, 128, 30 + i);
-	t0 = now();
-	run(e, m, j, 16, "pace");
-	t0 = now() - t0;
-	printf("  16 prompts of 64 with 128 tokens each: %.1f ms, %.0f tok/s\n", t0 * 1e3, 16 * 128 / t0);
-	drive_done(j, 16);
+	for (i = 0; i < 4; i++) {
+		drive_one_step = i % 2;
+		for (k = 0; k < 16; k++)
+			j[k] = pace_job(64, 128, 40 + 16 * i + k);
+		t0 = now();
+		run(e, m, j, 16, "pace");
+		t0 = now() - t0;
+		printf("  16 prompts of 64 with 128 tokens each, %s in flight: %.1f ms, %.0f tok/s\n", i % 2 ? "one step " : "two steps",
+		       t0 * 1e3, 16 * 128 / t0);
+		drive_done(j, 16);
+	}
+	drive_one_step = false;
+}
+
+/* The same launches one by one. */
+static int pace_eagerly(struct apr_engine_config *cfg, const char *model)
+{
+	struct apr_engine *e;
+	struct apr_loaded *m;
+	char err[300] = "";
+
+	cfg->no_graphs = true;
+	if (drive_open(cfg, model, &e, &m, err, sizeof err)) {
+		printf("%s: %s\n", model, err);
+		return 1;
+	}
+	printf("  without graphs: first token of 128: %.2f ms, decode at batch 1: %.1f tok/s\n", time_job(e, m, 128, 1, 20) * 1e3,
+	       decode_rate(e, m, 128, 25));
+	drive_close(e, m);
+	return 0;
 }
 
 static void print_plan(const struct apr_engine *e)
@@ -436,7 +569,7 @@ static int golden_files(const char *model, char **file, int n)
 	}
 	pace(e, m);
 	drive_close(e, m);
-	return 0;
+	return pace_eagerly(&cfg, model);
 }
 
 /* -r ROUTE: 0, or -1 where that is no route's name. */

@@ -9,6 +9,13 @@
 
 #define PARTS APR_MAX_SLOTS
 
+bool drive_one_step;
+
+static bool has_room(const struct apr_loaded *m)
+{
+	return drive_one_step ? !apr_step_in_flight(m) : apr_step_room(m);
+}
+
 struct apr_engine_config drive_config(const char *route, uint32_t n_ctx, uint32_t threads)
 {
 	return (struct apr_engine_config){.backend = "cpu", .route = route, .n_ctx = n_ctx, .threads = threads};
@@ -117,7 +124,7 @@ static int collect(struct apr_loaded *m, struct apr_engine *e, bool early)
 	while (more) {
 		n = apr_step_poll(m, rec, 8, &more);
 		if (n == -EAGAIN) {
-			if (early && apr_step_room(m))
+			if (early && has_room(m))
 				return 0;
 			drive_wait(e);
 			more = true;
@@ -197,7 +204,7 @@ int drive_run(struct apr_loaded *m, struct apr_engine *e, struct drive_job *jobs
 	for (uint32_t i = 0; i < n; i++)
 		jobs[i].begun = false; /* one may be run again */
 	while (!begin_all(m, jobs, n, step) || n_flights) {
-		bool room = n_flights < 2 && apr_step_room(m);
+		bool room = n_flights < 2 && has_room(m);
 
 		if (room)
 			flight[n_flights].n = gather(jobs, n, apr_step_max_rows(m), flight[n_flights].part);

@@ -58,6 +58,8 @@ void drive_close(struct apr_engine *e, struct apr_loaded *m);
 
 /* Greedy, everything off. */
 struct apr_sample_params drive_greedy(void);
+/* No step is submitted while one is in flight, whatever the backend takes. */
+extern bool drive_one_step;
 /* Runs all jobs to their ends, with as many steps in flight as there is room for. Returns steps run; negative: a failure of the engine. */
 int drive_run(struct apr_loaded *m, struct apr_engine *e, struct drive_job *jobs, uint32_t n);
 void drive_done(struct drive_job *jobs, uint32_t n); /* frees results */
