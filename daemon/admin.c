@@ -143,13 +143,16 @@ static void reload(struct worker *w, struct conn *k)
 	say(w, k, APR_FRAME_RELOAD, e, e ? err : "{}");
 }
 
-static void warmup(struct worker *w, struct conn *k)
+static void warmup(struct worker *w, struct conn *k, json_t *j)
 {
-	if (w->core.engine.backend_id == APR_BACKEND_CPU)
-		say(w, k, APR_FRAME_WARMUP, 0,
-		    "{\"warmed\":[],\"why\":\"the cpu backend prepares everything when it loads\"}");
+	json_t *model = json_object_get(j, "model"), *kind = json_object_get(j, "kind"), *rows = json_object_get(j, "rows");
+	json_int_t n = json_integer_value(rows);
+
+	if ((model && !json_is_string(model)) || (kind && !json_is_string(kind)) || !kind != !rows ||
+	    (rows && (!json_is_integer(rows) || n < 1 || n > UINT32_MAX)))
+		say(w, k, APR_FRAME_WARMUP, -EINVAL, "\"model\" and \"kind\" are strings; \"rows\" goes with \"kind\"");
 	else
-		say(w, k, APR_FRAME_WARMUP, -EOPNOTSUPP, "not built for this backend");
+		worker_warm(w, json_string_value(model), json_string_value(kind), (uint32_t)n, k->id);
 }
 
 static void status(struct worker *w, struct conn *k)
@@ -174,7 +177,7 @@ void admin_frame(struct worker *w, struct conn *k, const struct apr_frame *f, co
 	case APR_FRAME_STATUS: status(w, k); break;
 	case APR_FRAME_LOAD: load(w, k, j); break;
 	case APR_FRAME_UNLOAD: unload(w, k, j); break;
-	case APR_FRAME_WARMUP: warmup(w, k); break;
+	case APR_FRAME_WARMUP: warmup(w, k, j); break;
 	case APR_FRAME_RELOAD: reload(w, k); break;
 	case APR_FRAME_DRAIN: drain(w, k, j); break;
 	case APR_FRAME_CANCEL: cancel(w, k, j); break;

@@ -4,6 +4,7 @@
  * stand. See worker.h.
  */
 #include "daemon/worker.h"
+#include "daemon/graphs.h"
 #include "shm/wire.h"
 #include <jansson.h>
 #include <stdlib.h>
@@ -118,6 +119,7 @@ static void models(struct worker *w, json_t *o)
 	}
 	json_object_set_new(o, "models", all);
 	json_object_set_new(o, "memory", memory(w));
+	json_object_set_new(o, "graphs", graphs_json(&w->models));
 	pthread_mutex_unlock(&w->models.lock);
 	json_object_set_new(o, "kv",
 			    json_pack("{s:I,s:I}", "pages_total", (json_int_t)total, "pages_free", (json_int_t)unused));
@@ -178,8 +180,6 @@ char *status_json(struct worker *w, const struct identity *who)
 	json_object_set_new(o, "sessions", number(look32(&w->core.t.sessions)));
 	json_object_set_new(o, "running", number(look32(&w->core.t.running)));
 	json_object_set_new(o, "queued", number(look32(&w->core.t.queued)));
-	json_object_set_new(o, "graphs",
-			    json_pack("{s:[],s:[],s:i,s:i}", "prefill", "decode", "bytes", 0, "replays", 0));
 	json_object_set_new(o, "loop", json_pack("{s:s,s:s}", "name", loop_name(w->io), "why", w->loop_why));
 	json_object_set_new(
 		o, "polling",

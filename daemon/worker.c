@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Owns: the worker's beginning and end, its io loop, the loader. See worker.h. */
 #include "daemon/worker.h"
+#include "daemon/graphs.h"
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -26,6 +27,7 @@ static void job_free(struct load_job *j)
 {
 	free(j->name);
 	free(j->path);
+	free(j->reply);
 	free(j);
 }
 
@@ -77,7 +79,7 @@ static void job_done(void *io, struct mail *m)
 	else if (j->err)
 		log_warn("%s", j->words);
 	else
-		log_info("%s: %s", j->name, j->unload ? "unloaded" : "loaded");
+		log_info("%s: %s", j->name, j->warm ? "warmed up" : j->unload ? "unloaded" : "loaded");
 	if (j->first) {
 		if (ends) {
 			tell(w, CTL_FAILED, 0);
@@ -87,12 +89,15 @@ static void job_done(void *io, struct mail *m)
 			if (!--w->to_load && w->state != STATE_DRAINING)
 				first_models_done(w);
 		}
-	} else if (!j->err) {
+	} else if (!j->err && !j->warm) {
 		conns_models_changed(w);
 	}
 	if (j->asker)
-		conn_answer(w, j->asker, j->unload ? APR_FRAME_UNLOAD : APR_FRAME_LOAD, j->err,
-			    j->err ? j->words : "{}");
+		conn_answer(w, j->asker,
+			    j->warm   ? APR_FRAME_WARMUP :
+			    j->unload ? APR_FRAME_UNLOAD :
+					APR_FRAME_LOAD,
+			    j->err, j->err ? j->words : j->reply ? j->reply : "{}");
 	job_free(j);
 }
 
@@ -154,6 +159,12 @@ static void run_job(struct worker *w, struct load_job *j)
 {
 	char err[300] = "";
 
+	if (j->warm) {
+		j->err = graphs_warm_all(&w->models, j->name[0] ? j->name : NULL, j->path, j->rows, &j->reply, j->words,
+					 sizeof(j->words));
+		job_to_io(j);
+		return;
+	}
 	if (j->served) { /* out of the table: unload */
 		int e = served_unload(&w->models, j->served);
 		if (e && !j->err) {
@@ -225,6 +236,19 @@ void worker_unload(struct worker *w, const char *name, uint64_t asker)
 	j->unload = true;
 	j->to_core.fn = core_remove_model;
 	mailbox_post(&w->core.box, &j->to_core);
+}
+
+void worker_warm(struct worker *w, const char *model, const char *kind, uint32_t rows, uint64_t asker)
+{
+	struct load_job *j = job_new(w, model ? model : "", kind, asker);
+
+	if (!j) {
+		conn_answer(w, asker, APR_FRAME_WARMUP, -ENOMEM, "no memory");
+		return;
+	}
+	j->warm = true;
+	j->rows = rows;
+	job_post(w, j);
 }
 
 /* ---- orders ------------------------------------------------------------------------------- */

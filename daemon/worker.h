@@ -17,14 +17,16 @@
 
 enum worker_state { STATE_STARTING, STATE_LOADING, STATE_READY, STATE_DEGRADED, STATE_DRAINING };
 
-struct load_job { /* one LOAD or UNLOAD, or the command line's models */
+struct load_job { /* one LOAD, UNLOAD or WARMUP, or the command line's models */
 	struct load_job *next;
-	bool unload, first; /* first: of the command line */
+	bool unload, warm, first; /* first: of the command line */
 	char *name, *path;
 	struct served *served;
 	uint64_t asker; /* conn that waits for the answer; 0 = none */
 	int err;
 	char words[400];
+	uint32_t rows; /* WARMUP: name is the model or empty, path the kind or NULL */
+	char *reply;
 	struct mail to_core, to_io;
 	struct worker *w;
 };
@@ -85,6 +87,8 @@ int worker_main(const struct worker_start *start); /* the exit status */
 /* worker.c */
 void worker_load(struct worker *w, const char *name, const char *path, uint64_t asker); /* asynchronous */
 void worker_unload(struct worker *w, const char *name, uint64_t asker);
+/* model NULL: all; kind NULL: all of it */
+void worker_warm(struct worker *w, const char *model, const char *kind, uint32_t rows, uint64_t asker);
 void worker_drain(struct worker *w, uint32_t ms);  /* asks the supervisor, as SIGTERM would */
 int worker_reload(struct worker *w, char *err, size_t errlen);
 

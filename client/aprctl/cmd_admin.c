@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Owns: the verbs that change something: load, unload, warmup, drain, cancel. They use the admin socket alone. */
+/* Owns: the verbs that change something: load, unload, drain, cancel. They use the admin socket alone. */
 #include "client/aprctl/ctl.h"
 #include <errno.h>
 #include <limits.h>
@@ -68,13 +68,6 @@ int cmd_unload(struct ctl *c)
 		return ctl_usage(c, "give one model's NAME: aprctl models lists them");
 	snprintf(done, sizeof(done), "unloaded %s", c->args[0]);
 	return command(c, APR_FRAME_UNLOAD, json_pack("{s:s}", "name", c->args[0]), done, -1);
-}
-
-int cmd_warmup(struct ctl *c)
-{
-	if (c->n_args)
-		return ctl_usage(c, "warmup takes no words");
-	return command(c, APR_FRAME_WARMUP, NULL, "warm", -1);
 }
 
 int cmd_drain(struct ctl *c)

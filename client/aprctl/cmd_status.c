@@ -203,13 +203,36 @@ static void print_sessions(const struct ctl *c, json_t *rows)
 		printf("  and %zu more\n", others);
 }
 
+/* ": prefill 12, decode 3400, head 3411" */
+static const char *by_kind(json_t *g, char *out, size_t n)
+{
+	static const char *const kinds[] = {"prefill", "decode", "head"};
+	json_t *b;
+	size_t len = 0, i, k;
+
+	*out = 0;
+	for (k = 0; k < 3; k++) {
+		json_int_t sum = 0;
+		bool any = false;
+
+		json_array_foreach (json_object_get(g, "buckets"), i, b)
+			if (!strcmp(str(b, "kind"), kinds[k])) {
+				sum += num(b, "replays");
+				any = true;
+			}
+		if (any && len < n)
+			len += (size_t)snprintf(out + len, n - len, "%s %s %lld", len ? "," : ":", kinds[k], (long long)sum);
+	}
+	return out;
+}
+
 static void print_status(const struct ctl *c, json_t *j)
 {
 	json_t *backend = json_object_get(j, "backend"), *kv = json_object_get(j, "kv"), *g = json_object_get(j, "graphs");
 	json_t *p = json_object_get(j, "polling"), *loop = json_object_get(j, "loop");
 	const char *state = str(j, "state");
 	bool good = !strcmp(state, "ready");
-	char buf[48], size[32];
+	char buf[48], size[32], kinds[160];
 	json_int_t total = num(kv, "pages_total"), pages_free = num(kv, "pages_free");
 
 	printf("%s%s%s%s   aprd %s, abi %s, pid %d, up %s\n", ctl_bold(c), good ? ctl_green(c) : ctl_red(c), state,
@@ -221,9 +244,9 @@ static void print_status(const struct ctl *c, json_t *j)
 	print_models(c, json_object_get(j, "models"));
 	print_memory(c, json_object_get(j, "memory"));
 	if (json_array_size(json_object_get(g, "prefill")) || json_array_size(json_object_get(g, "decode")))
-		printf("%sgraphs%s   %d prefill, %d decode, %s, %lld replays\n", ctl_bold(c), ctl_plain(c),
+		printf("%sgraphs%s   %d prefill, %d decode, %s, %lld replays%s\n", ctl_bold(c), ctl_plain(c),
 		       (int)json_array_size(json_object_get(g, "prefill")), (int)json_array_size(json_object_get(g, "decode")),
-		       ctl_size((uint64_t)num(g, "bytes"), size), (long long)num(g, "replays"));
+		       ctl_size((uint64_t)num(g, "bytes"), size), (long long)num(g, "replays"), by_kind(g, kinds, sizeof(kinds)));
 	print_sessions(c, json_object_get(j, "session_rows"));
 	if (json_is_object(p))
 		printf("%spolling%s  poll_us %d, spin_us %d: %s\n", ctl_bold(c), ctl_plain(c), (int)num(p, "poll_us"),

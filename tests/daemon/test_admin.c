@@ -233,6 +233,10 @@ static void log_and_others(void)
 	CU_ASSERT_EQUAL(order(APR_FRAME_LOG, "{\"level\":\"info\"}"), 0);
 	CU_ASSERT_EQUAL(order(APR_FRAME_TRACE, "{}"), -EOPNOTSUPP);
 	CU_ASSERT_EQUAL(order(APR_FRAME_WARMUP, "{}"), 0);
+	CU_ASSERT_EQUAL(order(APR_FRAME_WARMUP, "{\"model\":\"nobody\"}"), -ENOENT);
+	CU_ASSERT_EQUAL(order(APR_FRAME_WARMUP, "{\"kind\":\"decode\",\"rows\":3}"), -ENOENT);
+	CU_ASSERT_EQUAL(order(APR_FRAME_WARMUP, "{\"kind\":\"decode\"}"), -EINVAL);
+	CU_ASSERT_EQUAL(order(APR_FRAME_WARMUP, "{\"kind\":\"step\",\"rows\":0}"), -EINVAL);
 	CU_ASSERT_EQUAL(order(APR_FRAME_RELOAD, "{}"), -ENOENT); /* no --config */
 	CU_ASSERT_EQUAL(order(APR_FRAME_DRAIN, "{\"timeout_ms\":-1}"), -EINVAL);
 	CU_ASSERT_TRUE(alive(&d));
@@ -279,6 +283,8 @@ static void status_says_what_the_contract_names(void)
 		 { "threads", 'o' }, { "connections", 'i' }, { "session_rows", 'a' }, { "totals", 'o' });
 	HAS_KEYS(json_object_get(j, "backend"), "backend", { "name", 's' }, { "device", 's' }, { "why", 's' });
 	HAS_KEYS(json_object_get(j, "kv"), "kv", { "pages_total", 'i' }, { "pages_free", 'i' });
+	HAS_KEYS(json_array_get(json_object_get(json_object_get(j, "graphs"), "decode"), 0), "graphs.decode[0]", { "rows", 'i' },
+		 { "replays", 'i' });
 	HAS_KEYS(json_object_get(j, "graphs"), "graphs", { "prefill", 'a' }, { "decode", 'a' }, { "bytes", 'i' },
 		 { "replays", 'i' });
 	HAS_KEYS(json_object_get(j, "polling"), "polling", { "poll_us", 'i' }, { "spin_us", 'i' }, { "why", 's' });
