@@ -43,7 +43,7 @@ struct layer_mats {
 
 struct rows_at {
 	void *base;
-	uint32_t *n, *n_tiles;
+	uint32_t *n, *n_tiles; /* n_tiles[2]: tiles, divided tiles */
 	int32_t *tok;
 	uint32_t *pos, *slot;
 	struct apr_cuda_attn_tile *tiles;
@@ -143,6 +143,7 @@ struct apr_backend_model {
 	void *gemm_in, *gemm_out, *scratch, *workspace;
 	float *row_scale;
 	uint64_t gemm_out_floats, gemm_in_bytes, scratch_bytes;
+	struct apr_cuda_attn_plan tile_plan;
 
 	struct bucket_set prefill, decode, head;
 	apr_build_fn build; /* what was recorded, for launches one by one */
@@ -205,7 +206,8 @@ int graphs_launch(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_
 uint32_t graphs_buckets(const struct apr_backend_model *m, struct apr_bucket *out, uint32_t max, uint64_t *bytes);
 static inline uint32_t tiles_of(uint32_t rows)
 {
-	return (rows + 63) / 64 + APR_MAX_SLOTS - 1; /* tiles never span sequences */
+	/* tiles never span sequences */
+	return (rows + 63) / 64 + APR_MAX_SLOTS - 1 + APR_CUDA_ATTN_MORE;
 }
 
 /* ---- warm.c ------------------------------------------------------------------------ */

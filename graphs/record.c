@@ -314,6 +314,7 @@ static void aim(struct recorder *r, enum apr_graph_kind kind)
 	const struct rows_at *at = kind == APR_GRAPH_PREFILL ? &m->dev.prefill : &m->dev.decode;
 
 	r->kind = kind;
+	r->l.generated = kind != APR_GRAPH_PREFILL;
 	r->l.pdl = kind != APR_GRAPH_PREFILL; /* the products between do not take part */
 	if (kind == APR_GRAPH_HEAD)
 		r->l.rows = (struct apr_cuda_rows){.n = &m->dev.head->n_out, .n_out = &m->dev.head->n_out, .out = m->dev.head->out};

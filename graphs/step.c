@@ -83,27 +83,6 @@ static void divide_rows(struct enqueue *q)
 	q->both = (slots[0] & slots[1]) != 0;
 }
 
-/* Tiles of at most 64 consecutive positions of one sequence; the latest positions have the most keys and go first. */
-static void make_tiles(const struct rows_at *r, uint32_t n)
-{
-	uint32_t i, k, n_tiles = 0;
-
-	for (i = 0; i < n; i += k) {
-		for (k = 1; k < 64 && i + k < n; k++)
-			if (r->slot[i + k] != r->slot[i] || r->pos[i + k] != r->pos[i] + k)
-				break;
-		r->tiles[n_tiles++] = (struct apr_cuda_attn_tile){.slot = r->slot[i], .row = i, .rows = k, .pos = r->pos[i]};
-	}
-	for (i = 1; i < n_tiles; i++) { /* few, and nearly sorted backwards */
-		struct apr_cuda_attn_tile t = r->tiles[i];
-
-		for (k = i; k > 0 && r->tiles[k - 1].pos < t.pos; k--)
-			r->tiles[k] = r->tiles[k - 1];
-		r->tiles[k] = t;
-	}
-	*r->n_tiles = n_tiles;
-}
-
 /* bytes into the lists' arena, with room for more; the device address of what the pinned arena holds there. */
 static const void *list(struct enqueue *q, const void *from, uint64_t bytes, uint64_t more)
 {
@@ -204,7 +183,8 @@ static void add_prefill(struct enqueue *q)
 	if (!q->n_prompt)
 		return;
 	*q->pin->prefill.n = q->n_prompt;
-	make_tiles(&q->pin->prefill, q->n_prompt);
+	apr_cuda_attn_cut(&q->m->tile_plan, q->pin->prefill.pos, q->pin->prefill.slot, q->n_prompt, q->pin->prefill.tiles,
+	                  q->pin->prefill.n_tiles);
 	add_pass(q, APR_ROW_PROMPT, 0, q->n_prompt);
 }
 

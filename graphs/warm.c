@@ -21,7 +21,7 @@ static void fill_rows(const struct rows_at *r, uint32_t n)
 	uint32_t i;
 
 	*r->n = n;
-	*r->n_tiles = 0;
+	r->n_tiles[0] = r->n_tiles[1] = 0;
 	for (i = 0; i < n; i++) {
 		r->tok[i] = 0;
 		r->pos[i] = 0;

@@ -64,7 +64,7 @@ void rows_place(struct rows_at *r, void *base, uint32_t rows, uint32_t tiles)
 	if (!b)
 		return;
 	r->n = (uint32_t *)(void *)b;
-	r->n_tiles = r->n + 1;
+	r->n_tiles = r->n + 1; /* two */
 	r->tok = (int32_t *)(void *)(b + tok);
 	r->pos = (uint32_t *)(void *)(b + pos);
 	r->slot = (uint32_t *)(void *)(b + slot);
@@ -271,12 +271,17 @@ static uint64_t widest_out(const struct apr_model *m) /* q, k, v side by side; g
 	return qkv > 2ull * m->n_ff ? qkv : 2ull * m->n_ff;
 }
 
+static struct apr_cuda_limits limits_of(const struct apr_model *m, const struct apr_sizes *s)
+{
+	return (struct apr_cuda_limits){.rows = APR_CUDA_DECODE_ROWS, .n_embd = m->n_embd, .n_ff = m->n_ff,
+	                                .n_heads = m->n_heads, .n_kv_heads = most_kv_heads(m), .k_dim = m->head_dim,
+	                                .v_dim = m->v_dim, .n_ctx = s->n_ctx};
+}
+
 int graphs_need(struct apr_backend_ctx *c, const struct apr_model *m, const struct apr_sizes *s, bool have_cache,
                 struct apr_plan *plan)
 {
-	struct apr_cuda_limits l = {.rows = APR_CUDA_DECODE_ROWS, .n_embd = m->n_embd, .n_ff = m->n_ff,
-	                            .n_heads = m->n_heads, .n_kv_heads = most_kv_heads(m), .k_dim = m->head_dim,
-	                            .v_dim = m->v_dim, .n_ctx = s->n_ctx};
+	struct apr_cuda_limits l = limits_of(m, s);
 	struct sums n = sums_of(m);
 	struct device_step d;
 	struct pinned_step p[APR_MAX_DEPTH] = {0};
@@ -535,6 +540,7 @@ int graphs_load(struct apr_backend_ctx *c, const struct apr_backend_load *in, st
                 size_t errlen)
 {
 	const struct apr_mat *out_mat;
+	struct apr_cuda_limits limits;
 	struct apr_backend_model *b;
 	int rc = check_model(in->model, err, errlen);
 
@@ -546,6 +552,9 @@ int graphs_load(struct apr_backend_ctx *c, const struct apr_backend_load *in, st
 	b->ctx = c;
 	b->sizes = *in->sizes;
 	b->n_layers = in->model->n_layers;
+	limits = limits_of(in->model, in->sizes);
+	b->tile_plan = (struct apr_cuda_attn_plan){.sms = (uint32_t)c->sms, .items = apr_cuda_attn_items(&limits),
+	                                           .parts = apr_cuda_attn_parts(&limits)};
 	b->mats = calloc(b->n_layers, sizeof *b->mats);
 	b->layers = calloc(b->n_layers, sizeof *b->layers);
 	b->gemms = calloc(MAX_GEMMS + 1, sizeof *b->gemms);

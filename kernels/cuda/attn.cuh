@@ -85,6 +85,18 @@ static inline bool attn_on_tensor_cores(const apr_op_attn *op)
 	       op->v_dim <= 256;
 }
 
+/* Shapes of the kernel by warpgroups, which reads queries that are F16 already (ops_cuda.h) */
+static inline bool attn_queries_half(const apr_kv_group *g, uint32_t k_dim, uint32_t v_dim)
+{
+	return g->type == APR_KV_F16 && k_dim == v_dim && (k_dim == 64 || k_dim == 128 || k_dim == 256);
+}
+/* The inverses that follow the heads of a row of such queries */
+HD const float *attn_units(const void *q, uint32_t row, uint32_t n_heads, uint32_t k_dim)
+{
+	return (const float *)((const uint8_t *)q + (size_t)row * n_heads * k_dim * 4 + n_heads * k_dim * 2);
+}
+
+int attn_mma_launch(const apr_cuda_launch *l, const apr_op_attn *op, const attn_args *a, uint32_t max_tiles);
 int attn_plain_launch(const apr_cuda_launch *l, const attn_args *a);
 
 #endif

@@ -24,7 +24,8 @@ extern "C" size_t apr_cuda_scratch_bytes(const apr_cuda_limits *l)
 		return 0;
 	/* the context is rounded up to pages, then to segments */
 	return SCRATCH_COUNTERS +
-	       max_size(acts_bytes((uint32_t)k) + kv, part_bytes(rows, l->n_heads, l->v_dim, l->n_ctx + 64));
+	       max_size(max_size(acts_bytes((uint32_t)k) + kv, part_bytes(rows, l->n_heads, l->v_dim, l->n_ctx + 64)),
+	                (size_t)apr_cuda_attn_parts(l) * l->n_heads * 64 * (l->v_dim + 2) * sizeof(float));
 }
 
 /* One op's launches: its matrices, at most three, all reading the same rows of k. */
@@ -190,5 +191,5 @@ extern "C" int apr_cuda_decode_attn_in(const apr_cuda_launch *l, const apr_op_at
 	rc = run(l, &c);
 	if (rc || whole)
 		return rc;
-	return apr_cuda_prefill_heads(l, op, op->q, n_q, keys, n_k, NULL, 0, NULL);
+	return heads_in_place(l, op, keys);
 }

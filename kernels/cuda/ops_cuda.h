@@ -96,6 +96,7 @@ struct apr_cuda_launch {
 	uint32_t bucket; /* rows of this launch's bucket */
 	uint32_t sms;    /* multiprocessors to fill */
 	bool pdl;        /* programmatic dependent launch between these kernels */
+	bool generated;  /* attention of these rows is apr_cuda_decode_attn */
 	void *scratch;   /* apr_cuda_scratch_bytes() bytes, 256-aligned, zeroed once at start */
 	size_t scratch_bytes;
 };
@@ -103,7 +104,7 @@ struct apr_cuda_launch {
 struct apr_cuda_limits { /* the largest values any op call of the model has */
 	uint32_t rows, n_embd, n_ff, n_heads, n_kv_heads, k_dim, v_dim, n_ctx;
 };
-/* Scratch of the decode ops; 0: overflow. */
+/* Scratch of the decode ops and of divided prompts' attention; 0: overflow. */
 size_t apr_cuda_scratch_bytes(const struct apr_cuda_limits *l);
 
 /* Decode: at most APR_CUDA_DECODE_ROWS rows, weights from their tiles. Rotation by halves wants wq and wk in
@@ -133,7 +134,9 @@ int apr_cuda_prefill_norm(const struct apr_cuda_launch *l, const float *x, const
 int apr_cuda_prefill_convert(const struct apr_cuda_launch *l, const float *in, uint32_t n,
                              const struct apr_cuda_gemm_in *dst);
 /* q, k, v: GEMM outputs, ld floats between rows: bias, norm of each head, rotation; q to op->q, k and v to pages, in one
- * launch. q may be op->q itself (ld_q the same). op's x, y and matrices are not looked at. */
+ * launch. op's x, y and matrices are not looked at. Where keys and values are F16 and heads of 64, 128 or 256 (both the
+ * same), a row of op->q, n_heads × k_dim × 4 bytes apart as ever, gets F16: each head times a power of two, then their
+ * inverses as floats; so apr_cuda_prefill_attn reads it. Elsewhere, and where l->generated, op->q is F32, and q may be op->q itself. */
 int apr_cuda_prefill_heads(const struct apr_cuda_launch *l, const struct apr_op_attn_in *op, const float *q,
                            uint32_t ld_q, const float *k, uint32_t ld_k, const float *v, uint32_t ld_v,
                            const float *scale);
@@ -145,10 +148,33 @@ int apr_cuda_prefill_finish(const struct apr_cuda_launch *l, float *y, uint32_t 
                             const float *bias);
 
 /* At most 64 consecutive positions of one sequence in consecutive rows; tiles of a step in any order (heaviest first is
- * fastest), in device memory. A row's result does not depend on how rows are cut into tiles. */
+ * fastest), in device memory: n_tiles[0] of them. A row's result does not depend on how rows are cut into tiles.
+ * A tile over many keys may be divided, so that it fills the device: it then stands once for each range of segments
+ * (together all of its segments: position / APR_CUDA_ATTN_SEG of its last row, + 1), and once more after the
+ * n_tiles[0], among n_tiles[1] divided tiles (apr_cuda_attn_cut does it). max_tiles bounds both together. */
+#define APR_CUDA_ATTN_SEG 1024u /* keys that have one running state in a prompt's attention */
+#define APR_CUDA_ATTN_DIVIDED 32u /* divided tiles of a step, at most */
+#define APR_CUDA_WHOLE 0xffffffffu
 struct apr_cuda_attn_tile {
 	uint32_t slot, row, rows, pos; /* row, pos: of the first */
+	uint32_t seg, segs; /* the range; whole: 0 and APR_CUDA_ATTN_SEGS; among the divided: how many ranges, 0 */
+	uint32_t part;      /* divided: its segments' results go to parts part …; below apr_cuda_attn_parts */
+	uint32_t merge;     /* APR_CUDA_WHOLE, or its place among the divided */
 };
+#define APR_CUDA_ATTN_SEGS (1u << 18) /* of a whole tile */
+struct apr_cuda_attn_plan { /* what the division of a step's tiles goes by */
+	uint32_t sms, items; /* multiprocessors; blocks' worth of work that a tile is, in a layer */
+	uint32_t parts;      /* that scratch holds */
+};
+/* Blocks that a tile keeps busy, and parts that the scratch of these limits holds */
+uint32_t apr_cuda_attn_items(const struct apr_cuda_limits *l);
+uint32_t apr_cuda_attn_parts(const struct apr_cuda_limits *l);
+/* On the host: the tiles of n rows, heaviest first, few tiles over many keys divided; n_tiles[2]. tiles has room for as
+ * many as sequences and rows need (ceil(n / 64) + sequences - 1) and APR_CUDA_ATTN_MORE. */
+#define APR_CUDA_ATTN_RANGES 128u /* that tiles are divided into beyond one each, at most */
+#define APR_CUDA_ATTN_MORE (APR_CUDA_ATTN_RANGES + APR_CUDA_ATTN_DIVIDED)
+void apr_cuda_attn_cut(const struct apr_cuda_attn_plan *p, const uint32_t *pos, const uint32_t *slot, uint32_t n,
+                       struct apr_cuda_attn_tile *tiles, uint32_t *n_tiles);
 int apr_cuda_prefill_attn(const struct apr_cuda_launch *l, const struct apr_op_attn *op,
                           const struct apr_cuda_attn_tile *tiles, const uint32_t *n_tiles, uint32_t max_tiles);
 

@@ -195,5 +195,7 @@ struct prepare_args {
 	bool bf16;
 };
 int prepare_launch(const apr_cuda_launch *l, const prepare_args *a);
+/* What follows decode's products: q in place, F32; k to its pages. Values have gone to theirs. */
+int heads_in_place(const apr_cuda_launch *l, const apr_op_attn_in *op, const float *k);
 
 #endif

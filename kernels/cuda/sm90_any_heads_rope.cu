@@ -6,8 +6,8 @@
  * Owns: that kernel. A warp has a (row, head). The scalar reference is
  * apr_ref_heads in sm90_any_heads_rope_ref.h.
  */
+#include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/proj.cuh"
 
 #define HEAD_MAX 512u
 #define WARPS 4u
@@ -20,6 +20,7 @@ struct heads_args {
 	norm_args q_norm, k_norm;
 	apr_rope_table rope;
 	float *out; /* q */
+	bool half;  /* q as attn_queries_half says */
 	proj_kv kv;
 	apr_cuda_rows rows;
 	uint32_t bucket;
@@ -53,6 +54,22 @@ DEV void turn_head(float *v, uint32_t dim, const norm_args &norm, const apr_rope
 	__syncwarp();
 }
 
+/* A head of q as F16, times the power of two whose inverse is stored behind the row's heads */
+DEV void store_half(const float *v, const heads_args &a, uint32_t row, uint32_t head)
+{
+	const uint32_t lane = threadIdx.x & 31, dim = a.kv.k_dim;
+	__half2 *out = (__half2 *)(a.out + (size_t)row * a.n_heads * dim) + head * (dim / 2);
+	float amax = 0.0f, scale;
+
+	for (uint32_t d = lane; d < dim; d += 32)
+		amax = fmaxf(amax, fabsf(v[d]));
+	scale = act_scale(warp_max(amax));
+	for (uint32_t i = lane; i < dim / 2; i += 32)
+		out[i] = __floats2half2_rn(v[2 * i] * scale, v[2 * i + 1] * scale);
+	if (lane == 0)
+		*((float *)attn_units(a.out, row, a.n_heads, dim) + head) = act_unscale(scale);
+}
+
 static __global__ void __launch_bounds__(WARPS * 32) heads_rope(const __grid_constant__ heads_args a)
 {
 	__shared__ float mem[WARPS][HEAD_MAX];
@@ -80,7 +97,9 @@ static __global__ void __launch_bounds__(WARPS * 32) heads_rope(const __grid_con
 	__syncwarp();
 	if (what < 2)
 		turn_head(v, dim, what == 0 ? a.q_norm : a.k_norm, a.rope, pos);
-	if (what == 0) {
+	if (what == 0 && a.half) {
+		store_half(v, a, row, head);
+	} else if (what == 0) {
 		for (uint32_t d = lane; d < dim; d += 32)
 			a.out[((size_t)row * a.n_heads + head) * dim + d] = v[d];
 	} else if (slot != APR_CUDA_DEAD) {
@@ -91,21 +110,39 @@ static __global__ void __launch_bounds__(WARPS * 32) heads_rope(const __grid_con
 	}
 }
 
-extern "C" int apr_cuda_prefill_heads(const apr_cuda_launch *l, const apr_op_attn_in *op, const float *q, uint32_t ld_q,
-                                      const float *k, uint32_t ld_k, const float *v, uint32_t ld_v, const float *scale)
+static int heads_launch(const apr_cuda_launch *l, const apr_op_attn_in *op, heads_args *a)
 {
 	const apr_kv_group *g = op->kv.group;
-	heads_args a = {};
-	uint32_t heads = op->n_heads + op->n_kv_heads * (v ? 2 : 1);
+	uint32_t heads = op->n_heads + op->n_kv_heads * (a->v ? 2 : 1);
 
 	if (op->k_dim > HEAD_MAX || op->v_dim > HEAD_MAX || op->rope.n_rot > op->k_dim)
 		return -ENOTSUP;
-	a.q = q, a.k = k, a.v = v, a.ld_q = ld_q, a.ld_k = ld_k, a.ld_v = ld_v, a.n_heads = op->n_heads, a.scale = scale;
-	a.bq = op->bq, a.bk = op->bk, a.bv = op->bv;
-	a.q_norm = {op->q_norm.w, op->q_norm.eps}, a.k_norm = {op->k_norm.w, op->k_norm.eps};
-	a.rope = op->rope, a.out = op->q;
-	a.kv = {g->pool,           g->table,       g->max_pages_seq, g->n_layers, op->kv.index,
-	        (uint32_t)g->type, op->n_kv_heads, op->k_dim,        op->v_dim,   g->layer_bytes};
-	a.rows = l->rows, a.bucket = l->bucket;
-	return launch(heads_rope, dim3((heads + WARPS - 1) / WARPS, l->bucket), WARPS * 32, 0, l->stream, l->pdl, a);
+	a->n_heads = op->n_heads;
+	a->bq = op->bq, a->bk = op->bk, a->bv = op->bv;
+	a->q_norm = {op->q_norm.w, op->q_norm.eps}, a->k_norm = {op->k_norm.w, op->k_norm.eps};
+	a->rope = op->rope, a->out = op->q;
+	a->kv = {g->pool,           g->table,       g->max_pages_seq, g->n_layers, op->kv.index,
+	         (uint32_t)g->type, op->n_kv_heads, op->k_dim,        op->v_dim,   g->layer_bytes};
+	a->rows = l->rows, a->bucket = l->bucket;
+	return launch(heads_rope, dim3((heads + WARPS - 1) / WARPS, l->bucket), WARPS * 32, 0, l->stream, l->pdl, *a);
+}
+
+extern "C" int apr_cuda_prefill_heads(const apr_cuda_launch *l, const apr_op_attn_in *op, const float *q, uint32_t ld_q,
+                                      const float *k, uint32_t ld_k, const float *v, uint32_t ld_v, const float *scale)
+{
+	heads_args a = {};
+
+	a.q = q, a.k = k, a.v = v, a.ld_q = ld_q, a.ld_k = ld_k, a.ld_v = ld_v, a.scale = scale;
+	a.half = !l->generated && attn_queries_half(op->kv.group, op->k_dim, op->v_dim);
+	if (a.half && q == op->q)
+		return -EINVAL;
+	return heads_launch(l, op, &a);
+}
+
+int heads_in_place(const apr_cuda_launch *l, const apr_op_attn_in *op, const float *k)
+{
+	heads_args a = {};
+
+	a.q = op->q, a.k = k, a.ld_q = op->n_heads * op->k_dim, a.ld_k = op->n_kv_heads * op->k_dim;
+	return heads_launch(l, op, &a);
 }

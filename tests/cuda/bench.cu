@@ -252,25 +252,118 @@ static void bench_sample(void)
 		}
 }
 
+static void one_prefill_attn(const apr_cuda_limits &lim, uint32_t prompts, uint32_t rows, uint32_t pos0)
+{
+	const uint32_t dim = lim.k_dim, all = prompts * rows, ctx = pos0 + rows, per = (ctx + 63) / 64;
+	dbuf<uint8_t> pool((size_t)prompts * per * 64 * lim.n_kv_heads * dim * 4);
+	std::vector<uint32_t> table(prompts * per), pos(all), slot(all), counts(2);
+	std::vector<apr_cuda_attn_tile> t((all + 63) / 64 + prompts + APR_CUDA_ATTN_MORE);
+	dbuf<uint32_t> dtab(table.size()), nt(2);
+	dbuf<float> q((size_t)all * lim.n_heads * dim), o(q.n);
+	apr_kv_group g = {APR_KV_F16,    1, lim.n_kv_heads, dim,   dim, 0, prompts * per, per, (uint64_t)64 * lim.n_kv_heads * dim * 4,
+	                  pool.p, dtab.p};
+	apr_op_attn op = {q.p, o.p, lim.n_heads, lim.n_kv_heads, dim, dim, 1 / sqrtf((float)dim), 0, 0, {&g, 0}};
+	apr_cuda_attn_plan plan = {device_sms, apr_cuda_attn_items(&lim), apr_cuda_attn_parts(&lim)};
+	step st(apr_cuda_scratch_bytes(&lim));
+	rng r = {7};
+
+	for (uint32_t i = 0; i < all; i++)
+		pos[i] = pos0 + i % rows, slot[i] = i / rows;
+	for (uint32_t i = 0; i < prompts * per; i++)
+		table[i] = i;
+	for (uint32_t i = prompts * per - 1; i > 0; i--)
+		std::swap(table[i], table[r.below(i + 1)]);
+	std::vector<uint16_t> some(1 << 20); /* keys and values, then queries of the size they have: powers of two */
+	for (uint16_t &h : some)
+		h = apr_half_from_f32(r.normal());
+	for (size_t at = 0; at < pool.n; at += some.size() * 2)
+		CUDA(cudaMemcpy(pool.p + at, some.data(), std::min(some.size() * 2, pool.n - at), cudaMemcpyHostToDevice));
+	for (size_t at = 0; at < q.n * 4; at += some.size() * 2)
+		CUDA(cudaMemcpy((uint8_t *)q.p + at, some.data(), std::min(some.size() * 2, q.n * 4 - at), cudaMemcpyHostToDevice));
+	std::vector<float> ones(lim.n_heads, 1.0f);
+	for (uint32_t i = 0; i < all; i++)
+		CUDA(cudaMemcpy((uint8_t *)q.p + (size_t)i * lim.n_heads * dim * 4 + lim.n_heads * dim * 2, ones.data(), ones.size() * 4,
+		                cudaMemcpyHostToDevice));
+	dtab.put(table);
+	apr_cuda_attn_cut(&plan, pos.data(), slot.data(), all, t.data(), counts.data());
+	dbuf<apr_cuda_attn_tile> dt(t);
+	nt.put(counts);
+	st.l.bucket = all;
+	double us = time_calls([&] { apr_cuda_prefill_attn(&st.l, &op, dt.p, nt.p, (uint32_t)t.size()); }, 20), flops = 0;
+
+	for (uint32_t i = 0; i < all; i++)
+		flops += 4.0 * dim * lim.n_heads * (pos[i] + 1);
+	printf("{\"bench\":\"prefill_attn\",\"heads\":%u,\"kv_heads\":%u,\"dim\":%u,\"prompts\":%u,\"rows\":%u,\"pos\":%u,"
+	       "\"divided\":%u,\"us\":%.1f,\"tflops\":%.0f}\n",
+	       lim.n_heads, lim.n_kv_heads, dim, prompts, rows, pos0, counts[1], us, flops / us * 1e-6);
+}
+
 static void bench_prefill_attn(void)
 {
-	for (uint32_t rows : {128u, 512u, 2048u}) {
-		buffers b(1, 2048);
-		dbuf<float> q(random_rows(rows, 4096, 1, false)), o((size_t)rows * 4096);
-		std::vector<apr_cuda_attn_tile> t;
+	const apr_cuda_limits big = {64, 4096, 14336, 32, 8, 128, 128, 32768}, small = {64, 2048, 8192, 32, 8, 64, 64, 8192},
+						  gemma = {64, 640, 2048, 4, 1, 256, 256, 8192}, mha = {64, 4096, 11008, 32, 32, 128, 128, 8192};
+
+	one_prefill_attn(big, 1, 2048, 0);
+	one_prefill_attn(big, 1, 512, 7680);
+	one_prefill_attn(big, 1, 64, 32704);
+	one_prefill_attn(big, 1, 128, 4096);
+	one_prefill_attn(big, 1, 128, 0);
+	one_prefill_attn(big, 8, 256, 0);
+	one_prefill_attn(small, 1, 2048, 0);
+	one_prefill_attn(small, 1, 512, 7680);
+	one_prefill_attn(gemma, 1, 2048, 0);
+	one_prefill_attn(gemma, 1, 512, 7680);
+	one_prefill_attn(mha, 1, 2048, 0);
+}
+
+/* What stands around an 8B layer's GEMMs */
+static void bench_prefill_rows(void)
+{
+	for (uint32_t rows : {128u, 2048u}) {
+		buffers b(rows / 64, 64);
+		apr_norm nw = {b.norm.p, 1e-5f}, none = {NULL, 0};
+		dbuf<float> x(random_rows(rows, 4096, 1, false)), y(random_rows(rows, 4096, 2, false)), x2(x.n), scale(rows),
+				wide((size_t)rows * 28672), a((size_t)rows * 14336), cs(std::vector<float>((size_t)64 * 128, 0.5f));
+		dbuf<uint8_t> in((size_t)rows * 14336 * 2);
+		std::vector<uint32_t> pos(rows), slot(rows);
 		step st(256 * 1024);
-		apr_op_attn op = {q.p, o.p, 32, 8, 128, 128, 0.088f, 0, 0, {&b.g, 3}};
+		apr_cuda_gemm_in dst = {APR_REAL_F16, in.p, scale.p, rows};
+		apr_op_attn_in op = {};
 
-		for (int i = (int)rows / 64 - 1; i >= 0; i--)
-			t.push_back({0, (uint32_t)i * 64, 64, (uint32_t)i * 64});
-		dbuf<apr_cuda_attn_tile> dt(t);
-		dbuf<uint32_t> nt(std::vector<uint32_t>{(uint32_t)t.size()});
-		st.set(rows, rows, std::vector<uint32_t>(rows), std::vector<uint32_t>(rows));
-		double us = time_calls([&] { apr_cuda_prefill_attn(&st.l, &op, dt.p, nt.p, (uint32_t)t.size()); }, 20);
-
-		printf("{\"bench\":\"prefill_attn\",\"rows\":%u,\"us\":%.1f,\"tflops\":%.0f}\n", rows, us,
-		       4.0 * 128 * 32 * rows * (rows + 1) / 2 / us * 1e-6);
+		wide.zero();
+		a.zero();
+		scale.zero();
+		op.n_heads = 32, op.n_kv_heads = 8, op.k_dim = op.v_dim = 128, op.rope = {APR_OP_ROPE_PAIRS, 128, cs.p};
+		op.q = a.p, op.kv = {&b.g, 3};
+		for (uint32_t i = 0; i < rows; i++)
+			pos[i] = i % 64, slot[i] = i / 64;
+		st.set(rows, rows, pos, slot);
+		auto say = [&](const char *name, double us, double floats) {
+			printf("{\"bench\":\"prefill_rows_%s\",\"rows\":%u,\"us\":%.1f,\"gbs\":%.0f}\n", name, rows, us,
+			       floats * 4 * rows / us * 1e-3);
+		};
+		say("norm", time_calls([&] { apr_cuda_prefill_norm(&st.l, x.p, y.p, x2.p, none, nw, 4096, &dst); }, 20), 3.5 * 4096);
+		say("convert_4096", time_calls([&] { apr_cuda_prefill_convert(&st.l, x.p, 4096, &dst); }, 20), 1.5 * 4096);
+		say("convert_14336", time_calls([&] { apr_cuda_prefill_convert(&st.l, a.p, 14336, &dst); }, 20), 1.5 * 14336);
+		say("heads",
+		    time_calls(
+					[&] {
+						apr_cuda_prefill_heads(&st.l, &op, wide.p, 6144, wide.p + 4096, 6144, wide.p + 5120, 6144, scale.p);
+					},
+					20),
+		    1.5 * 6144);
+		say("act",
+		    time_calls([&] { apr_cuda_prefill_act(&st.l, APR_OP_SILU, wide.p, wide.p + 14336, 28672, a.p, 14336, scale.p); },
+		               20),
+		    3 * 14336);
+		say("finish", time_calls([&] { apr_cuda_prefill_finish(&st.l, y.p, 4096, scale.p, NULL); }, 20), 2 * 4096);
 	}
+}
+
+void bench_prefill(void)
+{
+	bench_prefill_attn();
+	bench_prefill_rows();
 }
 
 void bench(void)
@@ -307,5 +400,5 @@ void bench(void)
 			}
 	}
 	bench_sample();
-	bench_prefill_attn();
+	bench_prefill();
 }

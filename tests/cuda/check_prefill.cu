@@ -121,11 +121,12 @@ static void small_ops(void)
 	CHECK(!bad, "finish: %zu wrong", bad);
 }
 
-static void heads(const struct shape_heads &h, uint32_t kind)
+static void heads(const struct shape_heads &h, uint32_t kind, apr_kv_type type)
 {
 	const uint32_t rows = 70, nq = h.n_heads * h.k_dim, nk = h.n_kv * h.k_dim, nv = h.n_kv * h.v_dim, ld = nq + nk + nv,
 				   n_rot = h.k_dim / 2;
-	kv_pool kv(h, APR_KV_F32, 128, 4, 2, 1);
+	kv_pool kv(h, type, 128, 4, 2, 1);
+	const bool halves = type == APR_KV_F16 && h.k_dim == h.v_dim && h.k_dim % 64 == 0;
 	std::vector<float> qkv = random_rows(rows, ld, 1, false), bias = random_rows(1, ld, 2, false),
 					   norm = random_rows(1, 2 * h.k_dim, 3, false), cs(128 * n_rot), s(rows, 2.0f);
 	for (uint32_t i = 0; i < cs.size() / 2; i++)
@@ -182,13 +183,16 @@ static void heads(const struct shape_heads &h, uint32_t kind)
 				float got;
 				size_t i = ((size_t)kv.table[slot[r] * kv.per_seq + pos[r] / 64] * 2 + 1) * kv.group.layer_bytes +
 				           ((what == 2 ? (size_t)h.n_kv * 64 * h.k_dim : 0) + ((size_t)hh * 64 + pos[r] % 64) * dim +
-				            d) * 4;
+				            d) * kv.elem();
+				const uint16_t *half = (const uint16_t *)&q[(size_t)r * nq];
 
 				if (what)
-					memcpy(&got, &pool[i], 4);
+					got = read_real(type == APR_KV_F16 ? APR_REAL_F16 : APR_REAL_F32, &pool[i], 0);
+				else if (halves)
+					got = apr_half_to_f32(half[hh * dim + d]) * ((const float *)(half + nq))[hh];
 				else
 					got = q[((size_t)r * h.n_heads + hh) * dim + d];
-				double e = fabs(got - v[d]) / (1e-5 * (fabs(v[d]) + 1));
+				double e = fabs(got - v[d]) / ((type == APR_KV_F16 ? 0x1p-11 * 1.1 : 1e-5) * fabs(v[d]) + 1e-5);
 
 				worst = e < 1e9 ? fmax(worst, e) : 1e9;
 			}
@@ -196,81 +200,215 @@ static void heads(const struct shape_heads &h, uint32_t kind)
 	CHECK(worst <= 1, "heads %u/%u dim %u rope %u: %.3g of the bound", h.n_heads, h.n_kv, h.k_dim, kind, worst);
 }
 
-/* Rows pos0 … of each sequence, cut into tiles of at most `most` rows, sequences in the order given */
-struct prompt {
+/* ---- attention ---------------------------------------------------------------------------- */
+
+struct prompt { /* rows pos0 … of a sequence */
 	uint32_t seq, pos0, rows;
 };
-static std::vector<float> run_attn(step &st, kv_pool &kv, apr_op_attn op, const std::vector<float> &q,
-                                   const std::vector<prompt> &prompts, uint32_t most, size_t width)
-{
-	std::vector<apr_cuda_attn_tile> tiles;
-	std::vector<uint32_t> pos, slot;
-	std::vector<float> rows;
-	rng r = {most};
-	uint32_t n = 0;
+struct cut { /* tiles of `most` rows, or below 64 of random numbers up to it; ranges of `range` segments, or whole */
+	uint32_t most, range;
+};
+#define Q_ROWS 509u /* different ones */
 
-	for (const prompt &p : prompts)
-		for (uint32_t i = 0, len; i < p.rows; i += len) {
-			len = std::min(p.rows - i, most == 64 ? 64 : 1 + r.below(most));
-			tiles.push_back({p.seq, n + i, len, p.pos0 + i});
-			if (i + len >= p.rows) {
-				for (uint32_t j = 0; j < p.rows; j++) {
-					pos.push_back(p.pos0 + j);
-					slot.push_back(p.seq);
-					rows.insert(rows.end(), &q[((size_t)p.seq * kv.n_ctx + p.pos0 + j) * width],
-					            &q[((size_t)p.seq * kv.n_ctx + p.pos0 + j) * width] + width);
-				}
-				n += p.rows;
-				break;
+struct attn_case {
+	const struct shape_heads &h;
+	kv_pool kv;
+	apr_op_attn op;
+	std::vector<float> q;
+	step st;
+	size_t out;
+
+	attn_case(const struct shape_heads &heads, apr_kv_type type, uint32_t ctx)
+		: h(heads), kv(heads, type, ctx, 3, 2, 1), q(random_rows(Q_ROWS, heads.n_heads * heads.k_dim, 9, false)),
+		  st(256 * 1024 + (size_t)100 * heads.n_heads * 64 * (heads.v_dim + 2) * 4),
+		  out((size_t)heads.n_heads * heads.v_dim)
+	{
+		op = {NULL,      NULL,     h.n_heads,        h.n_kv, h.k_dim, h.v_dim, 1.0f / sqrtf((float)h.k_dim),
+		      h.softcap, h.window, {&kv.group, 1}};
+	}
+	const float *query(uint32_t seq, uint32_t pos, uint32_t head) const
+	{
+		return &q[((size_t)(seq * 131 + pos) % Q_ROWS * h.n_heads + head) * h.k_dim];
+	}
+	bool halves() const
+	{
+		return kv.type == APR_KV_F16 && h.k_dim == h.v_dim && (h.k_dim == 64 || h.k_dim == 128 || h.k_dim == 256);
+	}
+	/* A row of op->q as apr_cuda_prefill_heads leaves it */
+	void put_row(float *dst, uint32_t seq, uint32_t pos) const
+	{
+		uint16_t *half = (uint16_t *)dst;
+		float *unit = (float *)(half + (size_t)h.n_heads * h.k_dim);
+
+		for (uint32_t n = 0; n < h.n_heads; n++) {
+			const float *v = query(seq, pos, n);
+			float amax = 0;
+
+			if (!halves()) {
+				memcpy(dst + (size_t)n * h.k_dim, v, h.k_dim * 4);
+				continue;
 			}
+			for (uint32_t d = 0; d < h.k_dim; d++)
+				amax = fmaxf(amax, fabsf(v[d]));
+			unit[n] = ldexpf(1, ilogbf(amax) - 9);
+			for (uint32_t d = 0; d < h.k_dim; d++)
+				half[n * h.k_dim + d] = apr_half_from_f32(v[d] / unit[n]);
 		}
-	size_t out = (size_t)op.n_heads * op.v_dim;
-	dbuf<float> dq(rows), o((size_t)n * out);
+	}
+};
+
+/* A tile, or its ranges and one among the divided */
+static void add_tile(apr_cuda_attn_tile t, uint32_t range, std::vector<apr_cuda_attn_tile> &tiles,
+                     std::vector<apr_cuda_attn_tile> &divided, uint32_t &parts)
+{
+	uint32_t segs = (t.pos + t.rows - 1) / APR_CUDA_ATTN_SEG + 1;
+
+	t.seg = 0, t.segs = APR_CUDA_ATTN_SEGS, t.part = parts, t.merge = APR_CUDA_WHOLE;
+	if (!range || segs <= range || divided.size() == APR_CUDA_ATTN_DIVIDED || parts + segs > 100) {
+		tiles.push_back(t);
+		return;
+	}
+	t.merge = (uint32_t)divided.size();
+	divided.push_back(t);
+	divided.back().seg = (segs + range - 1) / range, divided.back().segs = 0;
+	for (t.seg = 0; t.seg < segs; t.seg += range) {
+		t.segs = std::min(range, segs - t.seg);
+		tiles.push_back(t);
+	}
+	parts += segs;
+}
+
+static std::vector<float> run_attn(attn_case &c, const std::vector<prompt> &prompts, cut how)
+{
+	std::vector<apr_cuda_attn_tile> tiles, divided;
+	std::vector<uint32_t> pos, slot;
+	size_t width = (size_t)c.h.n_heads * c.h.k_dim;
+	rng r = {how.most};
+	uint32_t n = 0, parts = 0;
+
+	for (const prompt &p : prompts) {
+		for (uint32_t i = 0, len; i < p.rows; i += len) {
+			len = std::min(p.rows - i, how.most == 64 ? 64 : 1 + r.below(how.most));
+			add_tile({p.seq, n + i, len, p.pos0 + i, 0, 0, 0, 0}, how.range, tiles, divided, parts);
+		}
+		for (uint32_t j = 0; j < p.rows; j++) {
+			pos.push_back(p.pos0 + j);
+			slot.push_back(p.seq);
+		}
+		n += p.rows;
+	}
+	for (size_t i = tiles.size() - 1; i > 0; i--)
+		std::swap(tiles[i], tiles[r.below((uint32_t)i + 1)]);
+	std::vector<uint32_t> count = {(uint32_t)tiles.size(), (uint32_t)divided.size()};
+	tiles.insert(tiles.end(), divided.begin(), divided.end());
+	std::vector<float> rows(n * width, NAN);
+	for (uint32_t i = 0; i < n; i++)
+		c.put_row(&rows[i * width], slot[i], pos[i]);
+	dbuf<float> dq(rows), o((size_t)n * c.out);
 	dbuf<apr_cuda_attn_tile> dt(tiles);
-	dbuf<uint32_t> nt(std::vector<uint32_t>{(uint32_t)tiles.size()});
-	op.q = dq.p, op.o = o.p;
-	st.set(n, n, pos, slot);
-	CHECK(apr_cuda_prefill_attn(&st.l, &op, dt.p, nt.p, (uint32_t)tiles.size() + 5) == 0, "launch");
+	dbuf<uint32_t> nt(count);
+	c.op.q = dq.p, c.op.o = o.p;
+	c.st.set(n, n, pos, slot);
+	CHECK(apr_cuda_prefill_attn(&c.st.l, &c.op, dt.p, nt.p, (uint32_t)tiles.size() + 5) == 0, "launch");
 	return o.get();
 }
 
-static void attention(const struct shape_heads &h, apr_kv_type type)
+static double attn_error(attn_case &c, const std::vector<float> &got, uint32_t rows)
 {
-	const uint32_t ctx = 900;
-	kv_pool kv(h, type, ctx, 3, 2, 1);
-	size_t width = (size_t)h.n_heads * h.k_dim, out = (size_t)h.n_heads * h.v_dim;
-	std::vector<float> q = random_rows(3 * ctx, (uint32_t)width, 9, false);
-	step st(256 * 1024);
-	apr_op_attn op = {NULL,      NULL,     h.n_heads,     h.n_kv, h.k_dim, h.v_dim, 1.0f / sqrtf((float)h.k_dim),
-	                  h.softcap, h.window, {&kv.group, 1}};
-	std::vector<double> ref(h.v_dim);
+	std::vector<double> ref(c.h.v_dim);
 	double err2 = 0, ref2 = 0;
 
-	std::vector<float> whole = run_attn(st, kv, op, q, {{1, 0, ctx}}, 64, width);
-	for (uint32_t p = 0; p < ctx; p += 53)
-		for (uint32_t n = 0; n < h.n_heads; n++) {
-			uint32_t kvh = n / (h.n_heads / h.n_kv);
+	for (uint32_t p = 0; p < rows; p += p < 70 ? 23 : 173)
+		for (uint32_t n = 0; n < c.h.n_heads; n++) {
+			uint32_t kvh = n / (c.h.n_heads / c.h.n_kv);
 
-			apr_ref_attn(&q[((size_t)ctx + p) * width + n * h.k_dim], kv.key(1, 0, kvh), kv.stride_k(),
-			             kv.value(1, 0, kvh), kv.stride_v(), p, h.window, h.k_dim, h.v_dim, op.scale, h.softcap,
-			             ref.data());
-			for (uint32_t d = 0; d < h.v_dim; d++) {
-				err2 += pow(whole[p * out + n * h.v_dim + d] - ref[d], 2);
+			apr_ref_attn(c.query(1, p, n), c.kv.key(1, 0, kvh), c.kv.stride_k(), c.kv.value(1, 0, kvh), c.kv.stride_v(), p,
+			             c.h.window, c.h.k_dim, c.h.v_dim, c.op.scale, c.h.softcap, ref.data());
+			for (uint32_t d = 0; d < c.h.v_dim; d++) {
+				err2 += pow(got[p * c.out + n * c.h.v_dim + d] - ref[d], 2);
 				ref2 += ref[d] * ref[d];
 			}
 		}
-	CHECK(sqrt(err2 / ref2) < (type == APR_KV_F16 ? 1e-3 : 1e-5), "prefill heads %u/%u dim %u type %d: rms %.3g",
-	      h.n_heads, h.n_kv, h.k_dim, type, sqrt(err2 / ref2));
-	for (uint32_t most : {1u, 3u, 17u, 64u}) { /* cut, chunked, packed, moved, on few multiprocessors */
-		size_t bad = 0;
+	return sqrt(err2 / ref2);
+}
 
-		kv.shuffle(most);
-		st.l.sms = most == 3 ? 5 : device_sms;
-		std::vector<float> o = run_attn(st, kv, op, q, {{0, 5, 70}, {1, 37, 800}, {2, 0, 129}}, most, width);
-		for (uint32_t i = 0; i < 800; i++)
-			bad += !same_bits(&o[(70 + i) * out], &whole[(37 + i) * out], out);
-		CHECK(!bad, "prefill heads %u/%u dim %u type %d tiles to %u: %zu rows differ", h.n_heads, h.n_kv, h.k_dim, type,
-		      most, bad);
+static size_t rows_differ(const attn_case &c, const float *a, const float *b, uint32_t rows)
+{
+	size_t bad = 0;
+
+	for (uint32_t i = 0; i < rows; i++)
+		bad += !same_bits(a + i * c.out, b + i * c.out, c.out);
+	return bad;
+}
+
+static void attention(const struct shape_heads &h, apr_kv_type type, uint32_t ctx, bool brief)
+{
+	const std::vector<uint32_t> cuts = brief ? std::vector<uint32_t>{17, 64} : std::vector<uint32_t>{1, 3, 17, 63, 64};
+	attn_case c(h, type, ctx);
+	std::vector<float> whole = run_attn(c, {{1, 0, ctx}}, {64, 0});
+	double error = attn_error(c, whole, ctx);
+
+	CHECK(error < (type == APR_KV_F16 ? 1e-3 : 1e-5), "prefill heads %u/%u dim %u type %d: rms %.3g", h.n_heads, h.n_kv,
+	      h.k_dim, type, error);
+	for (uint32_t most : cuts) { /* cut, chunked, packed, moved, divided, on few multiprocessors */
+		c.kv.shuffle(most);
+		c.st.l.sms = most == 3 ? 5 : device_sms;
+		for (uint32_t range = 0; range < (ctx + APR_CUDA_ATTN_SEG - 1) / APR_CUDA_ATTN_SEG; range++) {
+			uint32_t n = ctx - 50;
+			std::vector<float> o = run_attn(c, {{0, 5, 70}, {1, 37, n}, {2, 0, 129}}, {most, range});
+			size_t bad = rows_differ(c, &o[70 * c.out], &whole[37 * c.out], n);
+
+			CHECK(!bad, "prefill heads %u/%u dim %u type %d tiles to %u, ranges of %u: %zu rows differ", h.n_heads, h.n_kv,
+			      h.k_dim, type, most, range, bad);
+		}
+	}
+	for (uint32_t n : {1u, 2u, 5u, 16u, 17u, 63u, 64u, 65u, 127u, 128u, 129u, 2047u, 2048u, 2049u}) {
+		if (n > ctx || (brief && n > 65))
+			break;
+		size_t bad = rows_differ(c, run_attn(c, {{1, 0, n}}, {64, 0}).data(), whole.data(), n);
+		CHECK(!bad, "prefill heads %u/%u dim %u type %d: %zu of %u rows differ", h.n_heads, h.n_kv, h.k_dim, type, bad, n);
+	}
+	if (!h.window)
+		return;
+	c.st.l.sms = device_sms;
+	c.kv.forget(1, (ctx - 300 - h.window + 1) / 64);
+	for (uint32_t range = 0; range < 2; range++) {
+		size_t bad = rows_differ(c, run_attn(c, {{1, ctx - 300, 300}}, {64, range}).data(), &whole[(ctx - 300) * c.out], 300);
+		CHECK(!bad, "prefill heads %u/%u dim %u window %u, pages gone: %zu rows differ", h.n_heads, h.n_kv, h.k_dim, h.window,
+		      bad);
+	}
+}
+
+/* Every key of every row once, whatever the plan; divided only where that ends sooner */
+static void attn_plan(void)
+{
+	const struct {
+		uint32_t items, parts, rows, pos, divided;
+	} one[] = {{16, 128, 64, 32704, 1}, {16, 128, 2048, 0, 0}, {16, 32, 64, 4000, 1}, {16, 128, 512, 7680, 0},
+	           {16, 128, 128, 4096, 2}, {4, 8, 64, 200, 0},    {4, 3, 64, 3500, 0},   {6, 64, 300, 5000, 5},
+	           {32, 0, 64, 9000, 0},    {16, 512, 64, 200000, 1}};
+
+	for (const auto &w : one) {
+		apr_cuda_attn_plan p = {132, w.items, w.parts};
+		std::vector<apr_cuda_attn_tile> t((w.rows + 63) / 64 + APR_CUDA_ATTN_MORE);
+		std::vector<uint32_t> pos(w.rows), slot(w.rows, 3);
+		uint32_t n[2], bad = 0;
+
+		for (uint32_t i = 0; i < w.rows; i++)
+			pos[i] = w.pos + i;
+		apr_cuda_attn_cut(&p, pos.data(), slot.data(), w.rows, t.data(), n);
+		for (uint32_t i = 0; i < w.rows; i++)
+			for (uint32_t seg = 0; seg <= pos[i] / APR_CUDA_ATTN_SEG; seg++) {
+				uint32_t times = 0;
+
+				for (uint32_t k = 0; k < n[0]; k++)
+					times += i >= t[k].row && i < t[k].row + t[k].rows && t[k].pos + i - t[k].row == pos[i] &&
+					         seg >= t[k].seg && seg < t[k].seg + t[k].segs;
+				bad += times != 1;
+			}
+		for (uint32_t k = 0; k < n[0]; k++)
+			bad += t[k].merge != APR_CUDA_WHOLE && (t[k].merge >= n[1] || t[n[0] + t[k].merge].row != t[k].row);
+		CHECK(!bad && n[1] == w.divided, "plan of %u rows at %u: %u wrong, %u divided", w.rows, w.pos, bad, n[1]);
 	}
 }
 
@@ -283,9 +421,24 @@ void check_prefill(void)
 	small_ops();
 	for (const struct shape_heads &h : shape_heads) {
 		for (uint32_t kind = 0; kind < 3; kind++)
-			heads(h, kind);
-		attention(h, APR_KV_F16);
+			for (apr_kv_type type : {APR_KV_F32, APR_KV_F16})
+				heads(h, kind, type);
 	}
-	attention(shape_heads[0], APR_KV_F32);
-	attention(shape_heads[6], APR_KV_BF16);
+}
+
+void check_attn_prefill(void)
+{
+	for (const struct shape_heads &h : shape_heads)
+		attention(h, APR_KV_F16, h.n_kv == 3 || h.n_heads == 28 || h.window == 512 ? 2100 : h.n_heads == 32 ? 1100 : 700,
+		          false);
+	attention(shape_heads[0], APR_KV_F32, 700, true);
+	attention(shape_heads[6], APR_KV_BF16, 700, true);
+	attn_plan();
+}
+
+/* As little as shows every path of the warpgroups' kernel: for compute-sanitizer */
+void check_attn_prefill_brief(void)
+{
+	for (uint32_t i : {0u, 1u, 4u, 6u})
+		attention(shape_heads[i], APR_KV_F16, i == 6 ? 450 : 1100, true);
 }

@@ -3,7 +3,8 @@
  * A pool of KV pages with known contents, for the attention checks.
  *
  * Owns: pages in shuffled order, a page table, the same keys and values as plain
- * arrays. Places that hold no key are NaN.
+ * arrays. Places that hold no key are NaN, and so is the last page, which no
+ * sequence has.
  */
 #ifndef APR_TESTS_CUDA_KV_CUH
 #define APR_TESTS_CUDA_KV_CUH
@@ -42,7 +43,7 @@ struct kv_pool {
 		: h(hh), type(t), n_ctx(ctx), n_seq(seqs), per_seq((ctx + 63) / 64), n_layers(layers), layer(at),
 		  k(random_rows(seqs * ctx, hh.n_kv * hh.k_dim, 3, false)),
 		  v(random_rows(seqs * ctx, hh.n_kv * hh.v_dim, 4, false)), dtable(APR_MAX_SLOTS * ((ctx + 63) / 64)),
-		  pool((size_t)seqs * ((ctx + 63) / 64) * layers * 64 * hh.n_kv * (hh.k_dim + hh.v_dim) *
+		  pool(((size_t)seqs * ((ctx + 63) / 64) + 1) * layers * 64 * hh.n_kv * (hh.k_dim + hh.v_dim) *
 	           (t == APR_KV_F32 ? 4 : 2))
 	{
 		for (float &f : k)
@@ -52,7 +53,7 @@ struct kv_pool {
 		memset(&group, 0, sizeof group);
 		group.type = type, group.n_layers = n_layers, group.n_kv_heads = h.n_kv, group.k_dim = h.k_dim,
 		group.v_dim = h.v_dim;
-		group.window = h.window, group.n_pages = n_seq * per_seq, group.max_pages_seq = per_seq;
+		group.window = h.window, group.n_pages = n_seq * per_seq + 1, group.max_pages_seq = per_seq;
 		group.layer_bytes = (uint64_t)64 * h.n_kv * (h.k_dim + h.v_dim) * elem();
 		group.pool = pool.p, group.table = dtable.p;
 		shuffle(1);
@@ -79,6 +80,13 @@ struct kv_pool {
 				}
 			}
 		pool.put(bytes);
+		dtable.put(table);
+	}
+	/* Pages of sequence s before the given one are gone: what is in their place is no number */
+	void forget(uint32_t s, uint32_t page)
+	{
+		for (uint32_t i = 0; i < page; i++)
+			table[s * per_seq + i] = n_seq * per_seq;
 		dtable.put(table);
 	}
 	void put(uint8_t *page, size_t i, const float *f, uint32_t n) const

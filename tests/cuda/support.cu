@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The checks' runner: see support.cuh. Usage: check_cuda [NAME]… ; a bench is `check_cuda bench`. */
+/* The checks' runner: see support.cuh. Usage: check_cuda [NAME]… ; a bench is `check_cuda bench`, or its
+ * part bench_prefill; attn_prefill_brief: for compute-sanitizer. */
 #include "tests/cuda/support.cuh"
 
 unsigned n_checks, n_failed;
@@ -96,6 +97,7 @@ step::step(size_t bytes) : n(1), n_out(1), pos(4096), slot(4096), out(4096), tok
 {
 	CUDA(cudaMemset(scratch.p, 0, 256 * 1024)); /* counters; the rest keeps its NaN */
 	CUDA(cudaDeviceSynchronize());
+	l = {};
 	l.stream = stream;
 	l.rows = {n.p, n_out.p, tok.p, pos.p, slot.p, out.p};
 	l.sms = device_sms;
@@ -129,9 +131,10 @@ static const struct {
 	void (*run)(void);
 } checks[] = {
 		{"weights", check_weights}, {"proj", check_proj},     {"ops", check_ops},    {"attn_decode", check_attn_decode},
-		{"prefill", check_prefill}, {"sample", check_sample}, {"layer", check_layer},
-		{"chain", check_chain}};
+		{"prefill", check_prefill}, {"attn_prefill", check_attn_prefill},
+		{"sample", check_sample}, {"layer", check_layer}, {"chain", check_chain}};
 void bench(void);
+void bench_prefill(void);
 
 int main(int argc, char **argv)
 {
@@ -165,6 +168,10 @@ int main(int argc, char **argv)
 	for (int j = 1; j < argc; j++)
 		if (strcmp(argv[j], "bench") == 0)
 			bench();
+		else if (strcmp(argv[j], "bench_prefill") == 0)
+			bench_prefill();
+		else if (strcmp(argv[j], "attn_prefill_brief") == 0)
+			check_attn_prefill_brief();
 	printf("check_cuda: %u checks, %u failed\n", n_checks, n_failed);
 	return n_failed ? 1 : 0;
 }

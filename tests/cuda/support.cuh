@@ -142,6 +142,8 @@ void check_proj(void);
 void check_ops(void);
 void check_attn_decode(void);
 void check_prefill(void);
+void check_attn_prefill(void);
+void check_attn_prefill_brief(void);
 void check_sample(void);
 void check_layer(void);
 void check_chain(void);
