@@ -171,6 +171,17 @@ $(TEST_PROGS): $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_ARCHIVES)
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(CC) -o $@ $< -Wl,--start-group $(TEST_ARCHIVES) -Wl,--end-group $(LDFLAGS_ALL) $(DAEMON_LIBS) -lcunit
+# aprd beside a module that takes two steps, without a GPU: see tests/support/two_deep.h
+$(B)/two_deep/libaprd-cuda.so: $(B)/obj/tests/support/two_deep_module.o $(B)/obj/tests/support/two_deep.o \
+		$(B)/libengine.a $(B)/libkernels.a $(B)/libmodel.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDFLAGS_ALL) $(MODEL_LIBS) -ldl -lm
+$(B)/two_deep/aprd: $(B)/aprd
+	@mkdir -p $(@D)
+	@ln -f $< $@
+$(B)/tests/daemon/test_two_deep: $(B)/two_deep/libaprd-cuda.so $(B)/two_deep/aprd $(B)/tests/daemon/test_requests \
+		$(B)/tests/daemon/test_many
 $(B)/tests/runner: $(B)/obj/tests/runner.o
 	@mkdir -p $(@D)
 	$(call say,LINK)

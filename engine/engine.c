@@ -302,6 +302,24 @@ static int make_plan(struct apr_loaded *m, char *err, size_t errlen)
 	return rc ? apr_engine_fail(rc, err, errlen, "the memory plan: a size overflows") : 0;
 }
 
+/* The backend's chunk where none is asked for: on a device a large one, or what the CPU has where that does not fit. */
+static int plan_chunk(struct apr_loaded *m, char *err, size_t errlen)
+{
+	const struct apr_engine *e = m->engine;
+	uint32_t most = m->sizes.n_ctx < APR_DEVICE_CHUNK ? m->sizes.n_ctx : APR_DEVICE_CHUNK, least = m->sizes.max_rows;
+	int rc;
+
+	if (e->cfg.chunk || e->backend->place == APR_PLACE_HOST || most <= APR_DEFAULT_CHUNK)
+		return make_plan(m, err, errlen);
+	m->sizes.max_rows = most + APR_MAX_SLOTS;
+	rc = make_plan(m, err, errlen);
+	if (rc != -ENOMEM && rc != -ENOSPC)
+		return rc;
+	apr_engine_log(e, APR_LOG_INFO, "%s: chunks of %u rows do not fit: %u", m->name, most, least - APR_MAX_SLOTS);
+	m->sizes.max_rows = least;
+	return make_plan(m, err, errlen);
+}
+
 static int upload_ropes(struct apr_loaded *m)
 {
 	uint64_t bytes = (uint64_t)m->sizes.n_ctx * (m->model->rope.n_rot / 2) * 2 * sizeof(float);
@@ -403,7 +421,7 @@ int apr_engine_load(struct apr_engine *e, const char *name, const char *path, vo
 	if (!rc)
 		rc = apr_forward_init(&m->forward, m->model, &m->sizes, err, errlen);
 	if (!rc)
-		rc = make_plan(m, err, errlen);
+		rc = plan_chunk(m, err, errlen);
 	if (!rc)
 		rc = bring_up(m, progress, arg, err, errlen);
 	if (rc) {

@@ -16,6 +16,7 @@
 
 #define APR_DEFAULT_CTX 8192u
 #define APR_DEFAULT_CHUNK 512u
+#define APR_DEVICE_CHUNK 2048u /* where its buffers fit: most prompts are one chunk, at full speed */
 #define APR_NO_SLOT UINT32_MAX
 
 struct apr_engine {

@@ -101,8 +101,13 @@ UNUSED static void daemon_spawn(struct daemon *d, const char *const *args)
 		argv[n] = args[n - 1];
 		n++;
 	}
+	if (getenv("APR_TEST_TWO_DEEP")) { /* test_two_deep.c runs a suite again */
+		argv[n++] = "-b";
+		argv[n++] = "cuda";
+	}
 	argv[n] = NULL;
-	snprintf(program, sizeof(program), "%s", apr_test_program("aprd"));
+	snprintf(program, sizeof(program), "%s",
+		 apr_test_program(getenv("APR_TEST_TWO_DEEP") ? "two_deep/aprd" : "aprd"));
 	fflush(NULL);
 	unlink(d->log); /* what an earlier one said is no news */
 	d->pid = fork();

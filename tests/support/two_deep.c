@@ -351,6 +351,7 @@ const struct apr_backend *two_deep_backend(void)
 	static struct apr_backend table;
 
 	table = apr_cpu_backend;
+	table.name = "two-deep";
 	table.depth = 2;
 	table.open = deep_open;
 	table.load = deep_load;
