@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <pwd.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,6 +76,62 @@ static int check_group(cfg_t *cfg, cfg_opt_t *opt)
 
 	if (s && *s && !getgrnam(s)) {
 		cfg_error(cfg, "%s: no such group: %s", opt->name, s);
+		return -1;
+	}
+	return 0;
+}
+
+static int check_share(cfg_t *cfg, cfg_opt_t *opt)
+{
+	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
+	enum share_mode mode;
+
+	if (s && options_share(s, &mode)) {
+		cfg_error(cfg, "%s: not one of user, all, session, none: %s", opt->name, s);
+		return -1;
+	}
+	return 0;
+}
+
+/* A user's or group's number; a name that is not known, or what is no number: -EINVAL. */
+static int id_of(const char *s, bool group, uint32_t *id)
+{
+	const struct group *g = group && s ? getgrnam(s) : NULL;
+	const struct passwd *p = !group && s ? getpwnam(s) : NULL;
+	char *end = NULL;
+
+	if (g || p) {
+		*id = g ? g->gr_gid : p->pw_uid;
+		return 0;
+	}
+	if (!s || *s < '0' || *s > '9')
+		return -EINVAL;
+	errno = 0;
+	unsigned long v = strtoul(s, &end, 10);
+	if (errno || *end || v > UINT32_MAX)
+		return -EINVAL;
+	*id = (uint32_t)v;
+	return 0;
+}
+
+static int check_who(cfg_t *cfg, cfg_opt_t *opt)
+{
+	const char *name = cfg_title(cfg_opt_getnsec(opt, cfg_opt_size(opt) - 1));
+	uint32_t id;
+
+	if (id_of(name, !strcmp(opt->name, "group"), &id)) {
+		cfg_error(cfg, "%s: neither known here nor a number: \"%s\"", opt->name, name ? name : "");
+		return -1;
+	}
+	return 0;
+}
+
+static int check_weight(cfg_t *cfg, cfg_opt_t *opt)
+{
+	long v = cfg_opt_getnint(opt, cfg_opt_size(opt) - 1);
+
+	if (v < 1 || v > 1000) {
+		cfg_error(cfg, "%s: not from 1 to 1000: %ld", opt->name, v);
 		return -1;
 	}
 	return 0;
@@ -167,16 +224,72 @@ static int take_listener(struct options *o, cfg_t *sec)
 	return 0;
 }
 
+static void take_count(uint32_t *to, cfg_t *sec, const char *name)
+{
+	if (cfg_size(sec, name))
+		*to = (uint32_t)cfg_getint(sec, name);
+}
+
+static void take_size(uint64_t *to, cfg_t *sec, const char *name)
+{
+	if (cfg_size(sec, name) && *cfg_getstr(sec, name))
+		options_size(cfg_getstr(sec, name), to);
+}
+
+/* What the section sets; the rest stays. */
 static void take_limits(struct limits *l, cfg_t *sec)
 {
+	uint32_t queued = (uint32_t)l->queued_tokens, minute = (uint32_t)l->tokens_minute;
+
 	if (!sec)
 		return;
-	l->connections = (uint32_t)cfg_getint(sec, "connections");
-	l->sessions = (uint32_t)cfg_getint(sec, "sessions");
-	l->in_flight = (uint32_t)cfg_getint(sec, "in-flight");
-	l->prio_max = (uint32_t)cfg_getint(sec, "prio-max");
-	options_size(cfg_getstr(sec, "region-bytes"), &l->region_bytes);
-	options_size(cfg_getstr(sec, "all-regions"), &l->all_regions);
+	take_count(&l->connections, sec, "connections");
+	take_count(&l->sessions, sec, "sessions");
+	take_count(&l->in_flight, sec, "in-flight");
+	take_count(&l->prio_max, sec, "prio-max");
+	take_count(&l->weight, sec, "weight");
+	take_count(&l->kv_pages, sec, "kv-pages");
+	take_count(&queued, sec, "queued-tokens");
+	take_count(&minute, sec, "tokens-minute");
+	l->queued_tokens = queued;
+	l->tokens_minute = minute;
+	take_size(&l->region_bytes, sec, "region-bytes");
+}
+
+static int take_rules(struct options *o, cfg_t *cfg, const char *kind)
+{
+	for (unsigned i = 0; i < cfg_size(cfg, kind); i++) {
+		cfg_t *sec = cfg_getnsec(cfg, kind, i);
+		struct limit_rule r = { !strcmp(kind, "group"), 0, o->limits };
+		struct limit_rule *all = reallocarray(o->rules, o->n_rules + 1, sizeof(*all));
+		if (!all)
+			return -ENOMEM;
+		o->rules = all;
+		if (id_of(cfg_title(sec), r.group, &r.id)) /* it was checked: gone since */
+			return -EINVAL;
+		take_limits(&r.l, sec);
+		o->rules[o->n_rules++] = r;
+	}
+	return 0;
+}
+
+static int take_models(struct options *o, cfg_t *cfg)
+{
+	for (unsigned i = 0; i < cfg_size(cfg, "for-model"); i++) {
+		cfg_t *sec = cfg_getnsec(cfg, "for-model", i);
+		struct model_rule r = { strdup(cfg_title(sec)), o->share };
+		struct model_rule *all = reallocarray(o->model_rules, o->n_model_rules + 1, sizeof(*all));
+		if (all)
+			o->model_rules = all;
+		if (!all || !r.name) {
+			free(r.name);
+			return -ENOMEM;
+		}
+		if (cfg_size(sec, "share-prefixes"))
+			options_share(cfg_getstr(sec, "share-prefixes"), &r.share);
+		o->model_rules[o->n_model_rules++] = r;
+	}
+	return 0;
 }
 
 static int take_string(char **slot, const char *value)
@@ -222,8 +335,14 @@ static int take(struct options *o, cfg_t *cfg)
 	o->park_end_ms = (uint32_t)cfg_getint(cfg, "park-end-ms");
 	o->socket_mode = (mode_t)strtoul(cfg_getstr(cfg, "socket-mode"), NULL, 8);
 	o->socket_group = group_of(cfg_getstr(cfg, "socket-group"));
+	o->step_ms = (uint32_t)cfg_getint(cfg, "step-ms");
+	options_share(cfg_getstr(cfg, "share-prefixes"), &o->share);
 	take_limits(&o->limits, cfg_getsec(cfg, "limits"));
-	return 0;
+	take_size(&o->limits.all_regions, cfg_getsec(cfg, "limits"), "all-regions");
+	e = take_rules(o, cfg, "user");
+	if (!e)
+		e = take_rules(o, cfg, "group");
+	return e ? e : take_models(o, cfg);
 }
 
 /* The whole file as text. 0, or -errno; what is wrong is told. */
@@ -269,17 +388,35 @@ static int slurp(const char *path, char **text)
 	return e;
 }
 
+#define EACH_LIMIT \
+	CFG_INT("connections", 0, CFGF_NODEFAULT), CFG_INT("sessions", 0, CFGF_NODEFAULT), \
+		CFG_INT("in-flight", 0, CFGF_NODEFAULT), CFG_STR("region-bytes", NULL, CFGF_NODEFAULT), \
+		CFG_INT("prio-max", 0, CFGF_NODEFAULT), CFG_INT("weight", 0, CFGF_NODEFAULT), \
+		CFG_INT("kv-pages", 0, CFGF_NODEFAULT), CFG_INT("queued-tokens", 0, CFGF_NODEFAULT), \
+		CFG_INT("tokens-minute", 0, CFGF_NODEFAULT)
+
+static void check_limits(cfg_t *cfg, const char *section)
+{
+	static const char *const counts[] = { "connections", "sessions", "in-flight", "prio-max",
+					      "kv-pages",    "queued-tokens", "tokens-minute" };
+	char path[64];
+
+	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+		snprintf(path, sizeof(path), "%s|%s", section, counts[i]);
+		cfg_set_validate_func(cfg, path, check_count);
+	}
+	snprintf(path, sizeof(path), "%s|region-bytes", section);
+	cfg_set_validate_func(cfg, path, check_size);
+	snprintf(path, sizeof(path), "%s|weight", section);
+	cfg_set_validate_func(cfg, path, check_weight);
+}
+
 int config_read(struct options *o)
 {
-	cfg_opt_t limits[] = {
-		CFG_INT("connections", (long)o->limits.connections, CFGF_NONE),
-		CFG_INT("sessions", (long)o->limits.sessions, CFGF_NONE),
-		CFG_INT("in-flight", (long)o->limits.in_flight, CFGF_NONE),
-		CFG_STR("region-bytes", "512M", CFGF_NONE),
-		CFG_STR("all-regions", "4G", CFGF_NONE),
-		CFG_INT("prio-max", (long)o->limits.prio_max, CFGF_NONE),
-		CFG_END()
-	};
+	/* what is not set stays: the defaults are options.c's, and a user's or group's those of limits */
+	cfg_opt_t limits[] = { EACH_LIMIT, CFG_STR("all-regions", NULL, CFGF_NODEFAULT), CFG_END() };
+	cfg_opt_t rule[] = { EACH_LIMIT, CFG_END() };
+	cfg_opt_t model[] = { CFG_STR("share-prefixes", NULL, CFGF_NODEFAULT), CFG_END() };
 	cfg_opt_t listener[] = {
 		CFG_STR("tenant", "", CFGF_NONE),
 		CFG_STR("group", "", CFGF_NONE),
@@ -308,14 +445,18 @@ int config_read(struct options *o)
 		CFG_INT("hello-ms", (long)o->hello_ms, CFGF_NONE),
 		CFG_INT("park-pages-ms", (long)o->park_pages_ms, CFGF_NONE),
 		CFG_INT("park-end-ms", (long)o->park_end_ms, CFGF_NONE),
+		CFG_INT("step-ms", (long)o->step_ms, CFGF_NONE),
+		CFG_STR("share-prefixes", "user", CFGF_NONE),
 		CFG_SEC("limits", limits, CFGF_NONE),
+		CFG_SEC("user", rule, CFGF_MULTI | CFGF_TITLE | CFGF_NO_TITLE_DUPES),
+		CFG_SEC("group", rule, CFGF_MULTI | CFGF_TITLE | CFGF_NO_TITLE_DUPES),
+		CFG_SEC("for-model", model, CFGF_MULTI | CFGF_TITLE | CFGF_NO_TITLE_DUPES),
 		CFG_SEC("listener", listener, CFGF_MULTI | CFGF_TITLE | CFGF_NO_TITLE_DUPES),
 		CFG_END()
 	};
 	static const char *const counts[] = { "context", "threads", "chunk", "fused-rows", "drain-ms", "hello-ms",
-					      "park-pages-ms", "park-end-ms", "limits|connections", "limits|sessions",
-					      "limits|in-flight", "limits|prio-max" };
-	static const char *const sizes[] = { "kv-mem", "limits|region-bytes", "limits|all-regions" };
+					      "park-pages-ms", "park-end-ms", "step-ms" };
+	static const char *const sizes[] = { "kv-mem", "limits|all-regions" };
 	static const char *const names[] = { "socket", "backend", "route", "kv-type" };
 	char *text;
 	int e = slurp(o->config, &text);
@@ -334,6 +475,13 @@ int config_read(struct options *o)
 		cfg_set_validate_func(cfg, sizes[i], check_size);
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		cfg_set_validate_func(cfg, names[i], check_name);
+	check_limits(cfg, "limits");
+	check_limits(cfg, "user");
+	check_limits(cfg, "group");
+	cfg_set_validate_func(cfg, "user", check_who);
+	cfg_set_validate_func(cfg, "group", check_who);
+	cfg_set_validate_func(cfg, "share-prefixes", check_share);
+	cfg_set_validate_func(cfg, "for-model|share-prefixes", check_share);
 	cfg_set_validate_func(cfg, "listener", check_listener);
 	cfg_set_validate_func(cfg, "gpu-mem", check_gpu);
 	cfg_set_validate_func(cfg, "socket-mode", check_mode);

@@ -227,10 +227,10 @@ static int welcome(struct worker *w, struct conn *k, struct session *s, const st
 	return conn_send(k, &m, sizeof(m), fds, 3);
 }
 
-static void set_check(struct worker *w, struct session *s)
+static void set_check(struct session *s)
 {
 	s->check = (struct apr_check){ s->geo.req_arena_off, s->geo.req_arena_len, s->geo.max_input, { APR_OPCODES, 0 },
-				       APR_FEATURES, (uint8_t)w->o.limits.prio_max };
+				       APR_FEATURES, (uint8_t)s->who->may.prio_max };
 	s->on_wake = session_on_wake;
 	s->on_broken = session_on_broken;
 	s->on_bury = session_on_bury;
@@ -254,7 +254,7 @@ static void greet(struct worker *w, struct conn *k)
 		conn_refuse(w, k, APR_FRAME_WELCOME, e, why);
 		return;
 	}
-	set_check(w, s);
+	set_check(s);
 	s->conn = k;
 	k->session = s;
 	e = welcome(w, k, s, &k->hello);
@@ -511,7 +511,8 @@ static void accept_one(struct worker *w, const struct listener *l, int fd)
 		conn_end(w, k);
 		return;
 	}
-	if (++k->who->connections - k->who->refused > w->o.limits.connections) {
+	identity_groups(&w->sessions, k->who, fd, gid);
+	if (++k->who->connections - k->who->refused > k->who->may.connections) {
 		refuse_one_more(w, k);
 		return;
 	}

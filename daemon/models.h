@@ -38,6 +38,7 @@ struct served {
 	struct step_sent { uint32_t decode_rows, prefill_rows; uint64_t at; } sent[STEPS_SENT]; /* in flight, oldest first */
 	uint32_t n_sent;
 	uint64_t step_ended; /* ns: the last one */
+	uint64_t prompt_tokens, cached_tokens; /* relaxed atomics: of prompts, and those that the prefix cache had */
 	enum share_mode share;  /* whose requests find whose prefixes */
 	uint32_t refs;     /* requests that name it */
 	struct load_job *leaving; /* UNLOAD was asked: nothing new, gone at refs 0 */

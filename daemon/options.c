@@ -70,6 +70,10 @@ void options_free(struct options *o)
 		free(o->listeners[i].tenant);
 	}
 	free(o->listeners);
+	for (size_t i = 0; i < o->n_model_rules; i++)
+		free(o->model_rules[i].name);
+	free(o->model_rules);
+	free(o->rules);
 	free(o->socket);
 	free(o->backend);
 	free(o->route);
@@ -201,6 +205,39 @@ int options_poll(const char *s, enum poll_mode *mode)
 		}
 	}
 	return -EINVAL;
+}
+
+const char *const share_names[] = { "user", "all", "session", "none" };
+
+int options_share(const char *s, enum share_mode *mode)
+{
+	for (int i = 0; i < 4; i++) {
+		if (!strcmp(s, share_names[i])) {
+			*mode = (enum share_mode)i;
+			return 0;
+		}
+	}
+	return -EINVAL;
+}
+
+const struct limits *options_limits(const struct options *o, uid_t uid, const gid_t *groups, size_t n)
+{
+	for (size_t i = 0; i < o->n_rules; i++)
+		if (!o->rules[i].group && o->rules[i].id == uid)
+			return &o->rules[i].l;
+	for (size_t i = 0; i < o->n_rules; i++)
+		for (size_t k = 0; o->rules[i].group && k < n; k++)
+			if (o->rules[i].id == groups[k])
+				return &o->rules[i].l;
+	return &o->limits;
+}
+
+enum share_mode options_share_of(const struct options *o, const char *model)
+{
+	for (size_t i = 0; i < o->n_model_rules; i++)
+		if (!strcmp(o->model_rules[i].name, model))
+			return o->model_rules[i].share;
+	return o->share;
 }
 
 static int one_of(const char *s, const char *const *names)

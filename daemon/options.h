@@ -44,6 +44,17 @@ struct limits { /* of one identity: (listener's tenant, uid) */
 	uint64_t tokens_minute; /* prompt and generated, on average */
 };
 
+struct limit_rule { /* for one user, or for the members of a group, instead of limits */
+	bool group;
+	uint32_t id;
+	struct limits l;
+};
+
+struct model_rule { /* for the model of that name */
+	char *name;
+	enum share_mode share;
+};
+
 struct options {
 	struct model_option *models;
 	size_t n_models;
@@ -62,6 +73,10 @@ struct options {
 	uint32_t step_ms; /* of a step with running streams; 0 = the backend's default */
 	enum share_mode share;
 	struct limits limits;
+	struct limit_rule *rules;
+	size_t n_rules;
+	struct model_rule *model_rules;
+	size_t n_model_rules;
 	mode_t socket_mode;
 	gid_t socket_group;
 };
@@ -85,10 +100,16 @@ int options_size(const char *s, uint64_t *bytes);          /* 512M, 4G, 1048576 
 int options_gpu_mem(struct options *o, const char *s);     /* SIZE or N% */
 int options_set(char **slot, const char *value);
 int options_poll(const char *s, enum poll_mode *mode);
+int options_share(const char *s, enum share_mode *mode);   /* user, all, session, none */
+extern const char *const share_names[];                    /* by enum share_mode */
 int options_backend(const char *s);                        /* auto, cpu, cuda, cuda:N */
 int options_route(const char *s);                          /* auto, or a route of some backend */
 int options_kv_type(const char *s);                        /* f16, f32, bf16 */
 int options_socket(const char *s);                         /* a path that a socket, and its admin socket, can have */
+
+/* What holds for one identity: its own rule, else the first of a group of its, else limits. */
+const struct limits *options_limits(const struct options *o, uid_t uid, const gid_t *groups, size_t n);
+enum share_mode options_share_of(const struct options *o, const char *model);
 
 /* config.c: reads o->config into o; a fault is told with file and line on stderr: -EINVAL, or -errno. */
 int config_read(struct options *o);

@@ -2,14 +2,14 @@
 /* Owns: estimates of step times. See pace.h. */
 #include "daemon/pace.h"
 
-static const uint32_t edge[PACE_PREFILL] = { 16,  32,  64,  96,	 128,  192,  256,  384,	 512,
+const uint32_t pace_edge[PACE_PREFILL] = { 16,  32,  64,  96,	 128,  192,  256,  384,	 512,
 					     640, 768, 1024, 1280, 1536, 1792, 2048, 4096, 65536 };
 
 static uint32_t prefill_at(uint32_t rows)
 {
 	uint32_t i = 0;
 
-	while (i + 1 < PACE_PREFILL && edge[i] < rows)
+	while (i + 1 < PACE_PREFILL && pace_edge[i] < rows)
 		i++;
 	return i;
 }
@@ -23,16 +23,20 @@ static uint32_t decode_at(uint32_t rows)
 	return i;
 }
 
+/* Relaxed: status looks at it from another thread. */
+static void set(uint64_t *est, uint64_t v)
+{
+	__atomic_store_n(est, v ? v : 1, __ATOMIC_RELAXED);
+}
+
 static void follow(uint64_t *est, uint64_t seen)
 {
 	if (!*est)
-		*est = seen;
+		set(est, seen);
 	else if (seen > *est)
-		*est += (seen - *est + 1) / 2;
+		set(est, *est + (seen - *est + 1) / 2);
 	else
-		*est -= (*est - seen) / 8;
-	if (!*est)
-		*est = 1;
+		set(est, *est - (*est - seen) / 8);
 }
 
 uint64_t pace_decode_ns(const struct pace *p, uint32_t rows)
@@ -58,7 +62,7 @@ uint64_t pace_prefill_ns(const struct pace *p, uint32_t rows)
 		return 0;
 	for (i = at + 1; i-- > 0;)
 		if (p->prefill[i])
-			return i == at ? p->prefill[i] : p->prefill[i] / edge[i] * edge[at];
+			return i == at ? p->prefill[i] : p->prefill[i] / pace_edge[i] * pace_edge[at];
 	for (i = at + 1; i < PACE_PREFILL; i++)
 		if (p->prefill[i])
 			return p->prefill[i];
@@ -67,15 +71,15 @@ uint64_t pace_prefill_ns(const struct pace *p, uint32_t rows)
 
 static void learn_prefill(struct pace *p, uint32_t rows, uint64_t ns)
 {
-	uint32_t at = prefill_at(rows), low = at ? edge[at - 1] : 0;
+	uint32_t at = prefill_at(rows), low = at ? pace_edge[at - 1] : 0;
 
 	/* few rows of a wide range say how dear it is at least, not how cheap */
-	if (ns > p->prefill[at] || rows >= edge[at] - (edge[at] - low) / 4)
+	if (ns > p->prefill[at] || rows >= pace_edge[at] - (pace_edge[at] - low) / 4)
 		follow(&p->prefill[at], ns);
 	for (uint32_t i = 0; i < PACE_PREFILL; i++) {
-		uint64_t most = i <= at ? p->prefill[at] : p->prefill[at] / edge[at] * edge[i];
+		uint64_t most = i <= at ? p->prefill[at] : p->prefill[at] / pace_edge[at] * pace_edge[i];
 		if (p->prefill[i] > most)
-			p->prefill[i] = most;
+			set(&p->prefill[i], most);
 	}
 }
 
@@ -108,8 +112,8 @@ uint32_t pace_chunk(const struct pace *p, uint32_t decode_rows, uint32_t max, ui
 	if (!pace_prefill_ns(p, 1))
 		return p->first < max ? p->first : max;
 	for (uint32_t i = 0; i < PACE_PREFILL && decode < have; i++)
-		if (edge[i] > rows && pace_prefill_ns(p, edge[i]) <= have - decode)
-			rows = edge[i];
+		if (pace_edge[i] > rows && pace_prefill_ns(p, pace_edge[i]) <= have - decode)
+			rows = pace_edge[i];
 	return rows < max ? rows : max;
 }
 

@@ -17,6 +17,8 @@
 
 enum { PACE_DECODE = 7, PACE_PREFILL = 18 };
 
+extern const uint32_t pace_edge[PACE_PREFILL]; /* the row counts that prefill[] is for */
+
 struct pace {
 	uint64_t budget_ns;      /* a step with running streams in it shall not take longer; 0 = no limit */
 	uint32_t first, least;   /* prompt rows while nothing is known; rows that are always allowed */

@@ -34,7 +34,7 @@ struct request *request_new(struct core *c, struct session *s, const struct apr_
 	*b = r;
 	s->unfinished++;
 	s->credit.unfinished++;
-	s->who->in_flight++;
+	__atomic_store_n(&s->who->in_flight, s->who->in_flight + 1, __ATOMIC_RELAXED); /* status looks at it */
 	s->who->input_bytes += sqe->in_len + (uint64_t)sqe->par_len;
 	c->unfinished++;
 	if (sqe->timeout_ms) {
@@ -82,7 +82,7 @@ static void retire(struct core *c, struct request *r)
 		*p = r->table_next;
 	s->unfinished--;
 	s->credit.unfinished--;
-	s->who->in_flight--;
+	__atomic_store_n(&s->who->in_flight, s->who->in_flight - 1, __ATOMIC_RELAXED);
 	s->who->input_bytes -= r->sqe.in_len + (uint64_t)r->sqe.par_len;
 	c->unfinished--;
 	r->finished = true;

@@ -33,6 +33,7 @@ struct run { /* one sample of a GENERATE, or a SCORE */
 	enum apr_finish finish;
 	uint16_t sample;
 	struct batch_run b; /* ACTIVE alone */
+	uint32_t pages;     /* counted as its identity's */
 	uint32_t *ids;  /* NO_STREAM */
 	uint32_t n_ids, cap_ids, sent_ids;
 	uint32_t prompt, cached;
@@ -72,7 +73,7 @@ struct request {
 	bool ignore_eos, draining; /* draining: all is computed, entries wait for room */
 	bool parked, gave_pages;
 	uint64_t parked_at;
-	bool finished;
+	bool finished, counted; /* counted: among its identity's queued tokens */
 	int result; /* what the FINAL will say */
 	struct stop *stops; /* of view, for all runs */
 	struct run *runs;

@@ -5,6 +5,7 @@
  * not own who is next nor what a step is made of: batch.h. See core.h.
  */
 #include "daemon/core.h"
+#include "daemon/quota.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,14 +61,25 @@ void sched_enqueue(struct core *c, struct request *r)
 	q->max_pages = r->s->who->limits.kv_pages;
 	q->after_first = q->n > 1;
 	int e = batch_enter(&r->model->batch, q, r->s->who->scope, r->s->who->limits.weight, r->s->id, c->now);
+	r->counted = !e;
+	if (!e)
+		quota_queued(r->s->who, r->n_ids);
 	if (e == -ETIME)
 		never_in_time(r);
 	if (e)
 		request_finish(c, r, e, e == -ETIME ? APR_FINISH_TIMEOUT : APR_FINISH_ERROR, r->words[0] ? r->words : NULL);
 }
 
+static void uncount(struct request *r)
+{
+	if (r->counted)
+		quota_queued(r->s->who, -(int64_t)r->n_ids);
+	r->counted = false;
+}
+
 void sched_dequeue(struct request *r)
 {
+	uncount(r);
 	if (r->model)
 		batch_stop(&r->model->batch, &r->b);
 }
@@ -188,6 +200,11 @@ static int op_start(void *arg, struct batch_req *q, struct batch_run **out, uint
 		return e;
 	}
 	r->admitted++;
+	uncount(r);
+	quota_run(r->s->who, 1);
+	quota_work(r->s->who, r->n_ids - run->cached, c->now);
+	__atomic_store_n(&m->prompt_tokens, m->prompt_tokens + r->n_ids, __ATOMIC_RELAXED);
+	__atomic_store_n(&m->cached_tokens, m->cached_tokens + run->cached, __ATOMIC_RELAXED);
 	run->b.held = r->parked;
 	*out = &run->b;
 	*cached = run->cached;
@@ -214,9 +231,19 @@ static int op_reserve(void *arg, struct batch_run *b, uint32_t rows)
 	return apr_seq_reserve(run_of(b)->seq, rows);
 }
 
+/* Pages that a run holds, as status and quotas see them. */
+static void count_pages(struct run *run, uint32_t pages)
+{
+	quota_pages(run->r->s->who, (int64_t)pages - run->pages);
+	run->pages = pages;
+}
+
 static void op_suspend(void *arg, struct batch_run *b)
 {
 	const struct served *m = arg;
+
+	count_pages(run_of(b), 0);
+	quota_run(run_of(b)->r->s->who, -1);
 
 	apr_seq_suspend(run_of(b)->seq);
 	if (!b->held)
@@ -226,7 +253,10 @@ static void op_suspend(void *arg, struct batch_run *b)
 static int op_resume(void *arg, struct batch_run *b)
 {
 	(void)arg;
-	return apr_seq_resume(run_of(b)->seq);
+	int e = apr_seq_resume(run_of(b)->seq);
+	if (!e)
+		quota_run(run_of(b)->r->s->who, 1);
+	return e;
 }
 
 static bool op_busy(void *arg)
@@ -299,6 +329,9 @@ void sched_release(struct core *c, struct run *run)
 	(void)c;
 	if (run->state != RUN_ACTIVE)
 		return;
+	count_pages(run, 0);
+	if (run->b.in)
+		quota_run(run->r->s->who, -1);
 	batch_run_ended(&run->r->model->batch, &run->b);
 	apr_seq_free(run->seq);
 	run->seq = NULL;
@@ -429,6 +462,7 @@ static bool start_step(struct core *c, struct served *m)
 	for (uint32_t i = 0; i < p.n; i++) {
 		struct run *run = run_of(p.part[i].run);
 		part[i] = (struct apr_step_part){ run->seq, p.part[i].rows };
+		count_pages(run, run->b.pages);
 		if (!run->r->started)
 			run->r->started = c->now;
 	}
@@ -508,6 +542,8 @@ static void take_record(struct core *c, const struct apr_record *rec)
 
 	if (!r->first)
 		r->first = c->now;
+	if (rec->has_token && r->sqe.op == APR_OP_GENERATE && rec->index >= r->view.n_resume)
+		quota_work(r->s->who, 1, c->now);
 	if (rec->has_token)
 		e = r->sqe.op == APR_OP_SCORE ? add_score(r, rec) : add_token(run, rec);
 	if (e < 0) {

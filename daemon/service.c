@@ -4,6 +4,7 @@
  * CANCEL on the spot, the rest to the intake. See core.h.
  */
 #include "daemon/core.h"
+#include "daemon/quota.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,9 +51,10 @@ static int admit(struct core *c, struct session *s, const struct apr_sqe *sqe, s
 	*m = models_find(c->models, sqe->model);
 	if (c->draining) {
 		*f = (struct apr_fault){ -ESHUTDOWN, 0, "aprd is draining: nothing new is taken" };
-	} else if (s->who->in_flight >= c->o->limits.in_flight) {
+	} else if (s->who->in_flight >= s->who->limits.in_flight) {
 		*f = (struct apr_fault){ -EDQUOT, 0, "too many unfinished requests of this user" };
-	} else if (s->who->input_bytes + sqe->in_len + sqe->par_len > c->o->limits.region_bytes) {
+		__atomic_store_n(&s->who->refused_quota, s->who->refused_quota + 1, __ATOMIC_RELAXED);
+	} else if (s->who->input_bytes + sqe->in_len + sqe->par_len > s->who->limits.region_bytes) {
 		*f = (struct apr_fault){ -EDQUOT, offsetof(struct apr_sqe, in_len),
 					 "the inputs of this user's unfinished requests are at their limit" };
 	} else if (sqe->n > APR_MAX_SLOTS) {
@@ -261,7 +263,11 @@ void service_taken_in(void *core, struct mail *m)
 		const char *words = r->words[0] ? r->words : NULL;
 		request_finish(c, r, r->fault.err, APR_FINISH_ERROR, r->fault.why ? r->fault.why : words);
 	} else if (r->sqe.op == APR_OP_GENERATE || r->sqe.op == APR_OP_SCORE) {
-		sched_enqueue(c, r);
+		int e = quota_prompt(s->who, r->n_ids, c->now, r->words, sizeof(r->words));
+		if (e)
+			request_finish(c, r, e, APR_FINISH_ERROR, r->words);
+		else
+			sched_enqueue(c, r);
 	} else {
 		r->draining = true;
 		deliver_pump(c, r);

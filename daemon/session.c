@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum { SPARES = 4, OVERFLOW_UID = 65534 };
@@ -132,6 +133,29 @@ struct identity *identity_get(struct sessions *t, const char *tenant, uid_t uid)
 	return who;
 }
 
+void identity_groups(struct sessions *t, struct identity *who, int sock, gid_t gid)
+{
+	socklen_t len = sizeof(who->groups) - sizeof(gid_t);
+
+	who->groups[0] = gid;
+	who->n_groups = 1;
+	/* of more groups than there is room for only the first one counts */
+	if (!getsockopt(sock, SOL_SOCKET, SO_PEERGROUPS, &who->groups[1], &len))
+		who->n_groups += len / (socklen_t)sizeof(gid_t);
+	who->may = *options_limits(t->o, who->uid, who->groups, who->n_groups);
+}
+
+bool identity_is_nobody(const struct identity *who)
+{
+	return who->uid == OVERFLOW_UID;
+}
+
+void identities_limits(struct sessions *t)
+{
+	for (struct identity *who = t->identities; who; who = who->next)
+		who->may = *options_limits(t->o, who->uid, who->groups, who->n_groups);
+}
+
 void identity_put(struct sessions *t, struct identity *who)
 {
 	/* a known user's scope outlives its connections, so that a short-lived process finds its prefix */
@@ -155,9 +179,9 @@ static int plan(struct sessions *t, struct identity *who, const struct apr_hello
 	if (e)
 		return e;
 	uint64_t bytes = (uint64_t)g->req_size + g->res_size;
-	if (who->sessions >= t->o->limits.sessions)
+	if (who->sessions >= who->may.sessions)
 		*why = "too many sessions of this user", e = -EDQUOT;
-	else if (who->region_bytes + bytes > t->o->limits.region_bytes)
+	else if (who->region_bytes + bytes > who->may.region_bytes)
 		*why = "the regions of this user's sessions are at their limit", e = -EDQUOT;
 	else if (t->region_bytes + bytes > t->o->limits.all_regions)
 		*why = "the regions of all sessions are at their limit", e = -EAGAIN;
@@ -181,7 +205,7 @@ int session_new(struct sessions *t, struct identity *who, const struct apr_hello
 			return told(e, why);
 	}
 	s->who = who;
-	s->limits = t->o->limits;
+	s->limits = who->may;
 	memcpy(s->name, h->name, sizeof(s->name) - 1);
 	s->ring_always = h->flags & APR_HELLO_RING_ALWAYS;
 	s->io_next = t->all;

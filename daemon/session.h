@@ -31,9 +31,15 @@ struct identity {
 	uint32_t waiting, unread, refused; /* of its connections: HELLO without WELCOME, WELCOME without READY, over the cap */
 	uint64_t region_bytes;
 	bool serve; /* somebody who waits for WELCOME may have one */
-	/* core thread */
+	gid_t groups[32];
+	uint32_t n_groups;
+	struct limits may;
+	/* core thread; those that status shows are relaxed atomics */
 	struct limits limits; /* as of the newest session, or RELOAD */
-	uint32_t in_flight;
+	uint32_t in_flight, running;
+	uint64_t queued_tokens, kv_pages, tokens, refused_quota;
+	uint64_t minute_at;  /* ns: when minute_left was reckoned */
+	int64_t minute_left; /* thousandths of tokens; below 0: a debt */
 	uint64_t input_bytes; /* private copies of unfinished requests' inputs */
 };
 
@@ -111,6 +117,10 @@ uint64_t sessions_spare_bytes(const struct sessions *t);
 /* The identity of a peer, made if need be. The overflow uid is nobody in particular: each of its
  * connections is an identity of its own. NULL: no memory. */
 struct identity *identity_get(struct sessions *t, const char *tenant, uid_t uid);
+/* Its groups, as of its newest connection, and what it may have by them. */
+void identity_groups(struct sessions *t, struct identity *who, int sock, gid_t gid);
+bool identity_is_nobody(const struct identity *who); /* of the overflow uid */
+void identities_limits(struct sessions *t); /* the options' limits have changed */
 void identity_put(struct sessions *t, struct identity *who); /* frees it when nothing is left */
 
 /* -EDQUOT, -EINVAL, -ENOMEM, ...; *why then says what. */

@@ -52,6 +52,21 @@ static json_t *sampling(const struct apr_loaded *m)
 			 (double)p.presence_penalty, "penalty_window", p.penalty_window);
 }
 
+/* What steps were measured to take, by rows: [[rows, us], ...]; bench/simulate reads it. */
+static json_t *pace(const struct pace *p)
+{
+	json_t *decode = json_array(), *prefill = json_array();
+
+	for (int i = 0; i < PACE_DECODE; i++)
+		if (look(&p->decode[i]))
+			json_array_append_new(decode, json_pack("[i,f]", 1 << i, (double)look(&p->decode[i]) * 1e-3));
+	for (int i = 0; i < PACE_PREFILL; i++)
+		if (look(&p->prefill[i]))
+			json_array_append_new(prefill, json_pack("[i,f]", (int)pace_edge[i], (double)look(&p->prefill[i]) * 1e-3));
+	return json_pack("{s:I,s:o,s:o}", "budget_us", (json_int_t)(p->budget_ns / 1000), "decode", decode, "prefill",
+			 prefill);
+}
+
 static json_t *model_row(const struct served *s, const struct apr_loaded_info *i)
 {
 	const struct apr_model *m = apr_loaded_model(s->loaded);
@@ -72,6 +87,10 @@ static json_t *model_row(const struct served *s, const struct apr_loaded_info *i
 	json_object_set_new(o, "pages_free", number(i->pages_free));
 	json_object_set_new(o, "pages_cached", number(i->pages_cached));
 	json_object_set_new(o, "sampling", sampling(s->loaded));
+	json_object_set_new(o, "share_prefixes", json_string(share_names[s->share]));
+	json_object_set_new(o, "prompt_tokens", number(look(&s->prompt_tokens)));
+	json_object_set_new(o, "cached_tokens", number(look(&s->cached_tokens)));
+	json_object_set_new(o, "pace", pace(&s->batch.pace));
 	return o;
 }
 
@@ -148,16 +167,48 @@ static json_t *session_rows(struct worker *w, const struct identity *who)
 	return all;
 }
 
+static json_t *limits_row(const struct limits *l)
+{
+	return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "connections", (json_int_t)l->connections, "sessions",
+			 (json_int_t)l->sessions, "in_flight", (json_int_t)l->in_flight, "region_bytes",
+			 (json_int_t)l->region_bytes, "kv_pages", (json_int_t)l->kv_pages, "queued_tokens",
+			 (json_int_t)l->queued_tokens, "tokens_minute", (json_int_t)l->tokens_minute, "prio_max",
+			 (json_int_t)l->prio_max);
+}
+
+/* One row an identity: what it uses, and what it may. */
+static json_t *client_rows(struct worker *w, const struct identity *only)
+{
+	json_t *all = json_array();
+
+	for (struct identity *who = w->sessions.identities; who; who = who->next) {
+		if (only && who != only)
+			continue;
+		json_t *o = json_pack("{s:I,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "uid", (json_int_t)who->uid,
+				      "tenant", who->tenant, "weight", (json_int_t)who->may.weight, "connections",
+				      (json_int_t)who->connections, "sessions", (json_int_t)who->sessions, "region_bytes",
+				      (json_int_t)who->region_bytes, "in_flight", (json_int_t)look32(&who->in_flight), "running",
+				      (json_int_t)look32(&who->running), "queued_tokens", (json_int_t)look(&who->queued_tokens),
+				      "kv_pages", (json_int_t)look(&who->kv_pages), "tokens", (json_int_t)look(&who->tokens),
+				      "refused", (json_int_t)look(&who->refused_quota));
+		if (o)
+			json_object_set_new(o, "limits", limits_row(&who->may));
+		json_array_append_new(all, o ? o : json_null());
+	}
+	return all;
+}
+
 static json_t *totals(const struct core *c)
 {
 	const struct totals *t = &c->t;
 
-	return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "sqes", (json_int_t)look(&t->sqes), "cqes",
+	return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "sqes", (json_int_t)look(&t->sqes), "cqes",
 			 (json_int_t)look(&t->cqes), "wakes", (json_int_t)look(&t->wakes), "doorbells",
 			 (json_int_t)look(&t->doorbells), "parked", (json_int_t)look(&t->parked), "tokens",
 			 (json_int_t)look(&t->tokens), "steps", (json_int_t)look(&t->steps), "preempted",
 			 (json_int_t)look(&t->preempted), "finished", (json_int_t)look(&t->finished), "failed",
-			 (json_int_t)look(&t->failed));
+			 (json_int_t)look(&t->failed), "step_us_max", (json_int_t)(look(&t->step_ns_max) / 1000),
+			 "plan_us", (json_int_t)(look(&t->plan_ns) / 1000));
 }
 
 char *status_json(struct worker *w, const struct identity *who)
@@ -188,6 +239,7 @@ char *status_json(struct worker *w, const struct identity *who)
 			    json_pack("{s:i,s:i}", "compute", (int)e->threads, "usable_cpus", (int)e->usable_cpus));
 	json_object_set_new(o, "connections", number(w->n_conns));
 	json_object_set_new(o, "session_rows", session_rows(w, who));
+	json_object_set_new(o, "clients", client_rows(w, who));
 	json_object_set_new(o, "totals", totals(&w->core));
 	char *text = json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));
 	json_decref(o);

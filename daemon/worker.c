@@ -114,9 +114,9 @@ static void core_add_model(void *core, struct mail *m)
 	struct core *c = core;
 	int e = sched_model(c, j->served);
 
+	j->served->share = options_share_of(j->w->start->options, j->name);
 	if (!e)
 		e = models_add(c->models, j->served);
-
 	if (e) {
 		snprintf(j->words, sizeof(j->words), "%s: %s", j->name,
 			 e == -EEXIST ? "this name is in use" : e == -ENOMEM ? "no memory" : "too many models");
@@ -258,12 +258,30 @@ void worker_drain(struct worker *w, uint32_t ms)
 	tell(w, CTL_DRAIN, ms);
 }
 
+/* The limits of those that are known, for the core: an identity of the overflow uid may go meanwhile and is left out. */
+static struct reload *reload_new(struct worker *w, const struct options *fresh)
+{
+	uint32_t n = 0;
+
+	for (struct identity *who = w->sessions.identities; who; who = who->next)
+		n++;
+	struct reload *r = calloc(1, sizeof(*r) + n * sizeof(r->row[0]));
+	if (!r)
+		return NULL;
+	r->o = *fresh; /* its pointers are not followed */
+	for (struct identity *who = w->sessions.identities; who; who = who->next)
+		if (!identity_is_nobody(who))
+			r->row[r->n++] = (struct reload_row){ who, who->may };
+	return r;
+}
+
 static void core_reload(void *core, struct mail *m)
 {
 	struct core *c = core;
 	struct reload *r = (struct reload *)m;
 
-	c->opts.limits = r->o.limits;
+	for (uint32_t i = 0; i < r->n; i++)
+		r->row[i].who->limits = r->row[i].limits;
 	c->opts.park_pages_ms = r->o.park_pages_ms;
 	c->opts.park_end_ms = r->o.park_end_ms;
 	free(r);
@@ -282,17 +300,28 @@ int worker_reload(struct worker *w, char *err, size_t errlen)
 	int e = options_set(&fresh.config, w->o.config);
 	if (!e)
 		e = config_read(&fresh);
-	r = e ? NULL : calloc(1, sizeof(*r));
-	if (!e && !r)
-		e = -ENOMEM;
 	if (e) {
 		snprintf(err, errlen, "%s: not taken over; the log says why", w->o.config);
+		options_free(&fresh);
+		return e;
+	}
+	struct limit_rule *rules = w->o.rules;
+	w->o.limits = fresh.limits;
+	w->o.rules = fresh.rules; /* w->o is a copy: what start's options point at stays theirs */
+	w->o.n_rules = fresh.n_rules;
+	fresh.rules = NULL;
+	fresh.n_rules = 0;
+	if (rules != w->start->options->rules)
+		free(rules);
+	identities_limits(&w->sessions);
+	r = reload_new(w, &fresh);
+	if (!r) {
+		e = -ENOMEM;
+		snprintf(err, errlen, "no memory");
 	} else {
-		w->o.limits = fresh.limits;
 		w->o.hello_ms = fresh.hello_ms;
 		w->o.drain_ms = fresh.drain_ms;
 		log_set_level(fresh.log_level);
-		r->o = fresh; /* its pointers are not followed */
 		r->m.fn = core_reload;
 		mailbox_post(&w->core.box, &r->m);
 		log_info("%s: limits, times and log level taken over", w->o.config);

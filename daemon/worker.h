@@ -34,6 +34,11 @@ struct load_job { /* one LOAD, UNLOAD or WARMUP, or the command line's models */
 struct reload { /* from io to core; m comes first */
 	struct mail m;
 	struct options o;
+	uint32_t n;
+	struct reload_row {
+		struct identity *who;
+		struct limits limits;
+	} row[];
 };
 
 struct accepting { /* a listener's watch */

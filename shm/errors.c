@@ -33,7 +33,7 @@ const struct apr_errno_row apr_errno_table[] = {
 	ROW(EOPNOTSUPP, FINAL | CALL | FRAME, "not built, or not for this model"),
 	ROW(ECONNREFUSED, CALL, "a socket is there but no daemon behind it"),
 	ROW(ECONNRESET, FINAL | CALL, "the session ended before this request did"),
-	ROW(ETIME, FINAL, "waited too long for room in the completion queue"),
+	ROW(ETIME, FINAL, "the time limit cannot be met, or waited too long for room in the completion queue"),
 	ROW(ETIMEDOUT, FINAL | CALL, "the time given is over"),
 	ROW(ESTALE, FINAL | CALL, "the model or conversation is gone, or its receipt changed"),
 	ROW(EDQUOT, FINAL | FRAME, "above what this user may have"),

@@ -7,6 +7,7 @@
  */
 #include "client/aprctl/ctl.h"
 #include <errno.h>
+#include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -256,6 +257,50 @@ static void print_status(const struct ctl *c, json_t *j)
 		       str(loop, "why"));
 }
 
+/* ---- who uses what ----------------------------------------------------------------- */
+
+static const char *user_name(json_t *row, char buf[32])
+{
+	const struct passwd *p = getpwuid((uid_t)num(row, "uid"));
+
+	if (p)
+		snprintf(buf, 32, "%.31s", p->pw_name);
+	else
+		snprintf(buf, 32, "%lld", (long long)num(row, "uid"));
+	return buf;
+}
+
+/* "12/64", or "12" where there is no limit. */
+static const char *of(json_t *row, const char *used, const char *limit, char buf[48])
+{
+	json_int_t most = limit ? num(json_object_get(row, "limits"), limit) : 0;
+
+	if (most)
+		snprintf(buf, 48, "%lld/%lld", (long long)num(row, used), (long long)most);
+	else
+		snprintf(buf, 48, "%lld", (long long)num(row, used));
+	return buf;
+}
+
+static void print_clients(const struct ctl *c, json_t *rows)
+{
+	char name[32], a[48], b[48], d[48], e[48];
+	json_t *r;
+	size_t i;
+
+	printf("%s%-16s %-10s %6s %11s %13s %7s %16s %13s %12s %11s %8s%s\n", ctl_dim(c), "user", "tenant", "weight", "sessions",
+	       "requests", "running", "waiting tokens", "KV pages", "tokens", "tokens/min", "refused", ctl_plain(c));
+	json_array_foreach (rows, i, r)
+		printf("%-16s %-10.10s %6lld %11s %13s %7lld %16s %13s %12lld %11lld %8lld\n", user_name(r, name),
+		       *str(r, "tenant") ? str(r, "tenant") : "-", (long long)num(r, "weight"),
+		       of(r, "sessions", "sessions", a), of(r, "in_flight", "in_flight", b), (long long)num(r, "running"),
+		       of(r, "queued_tokens", "queued_tokens", d), of(r, "kv_pages", "kv_pages", e),
+		       (long long)num(r, "tokens"), (long long)num(json_object_get(r, "limits"), "tokens_minute"),
+		       (long long)num(r, "refused"));
+	if (!json_array_size(rows))
+		printf("nobody yet\n");
+}
+
 int cmd_status(struct ctl *c)
 {
 	json_t *j = NULL;
@@ -267,7 +312,14 @@ int cmd_status(struct ctl *c)
 	if (status || !j)
 		return status;
 	if (c->json) {
-		status = ctl_print_json(c, status_json(j));
+		json_t *out = status_json(j), *rows = json_object_get(j, "clients");
+
+		if (c->clients)
+			json_object_set_new(out, "clients", rows ? json_incref(rows) : json_array());
+		status = ctl_print_json(c, out);
+	} else if (c->clients) {
+		print_clients(c, json_object_get(j, "clients"));
+		status = ctl_flush(c, CTL_OK);
 	} else {
 		print_status(c, j);
 		status = ctl_flush(c, CTL_OK);
@@ -290,7 +342,8 @@ static void print_sampling(json_t *models)
 			else if (json_is_string(v))
 				printf(" %s %s", key, json_string_value(v));
 		}
-		putchar('\n');
+		printf("\n  prefixes  shared by %s; %lld of %lld prompt tokens were cached\n", str(m, "share_prefixes"),
+		       (long long)num(m, "cached_tokens"), (long long)num(m, "prompt_tokens"));
 	}
 }
 

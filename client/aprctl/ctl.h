@@ -67,6 +67,7 @@ enum ctl_key { /* one a row of the option table */
 	KEY_STEP,
 	KEY_TIMEOUT,
 	KEY_LIST,
+	KEY_CLIENTS,
 	N_KEYS
 };
 
@@ -109,7 +110,7 @@ struct ctl {
 	const char *stop[CTL_STOPS];
 	size_t n_stop;
 	uint32_t timeout_ms; /* 0 = none */
-	bool special, step, list;
+	bool special, step, list, clients;
 };
 #define GIVEN(c, key) ((c)->given >> (key) & 1)
 

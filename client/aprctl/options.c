@@ -44,12 +44,13 @@ const struct ctl_option ctl_options[] = {
 	{KEY_STEP, "step", 0, NULL, V(VERB_SCORE), "compute as decode does, token by token"},
 	{KEY_TIMEOUT, "timeout", 0, "SECONDS", REQUESTS | V(VERB_DRAIN) | V(VERB_REPLAY),
 	 "give up (drain: cancel what still runs) after that long"},
+	{KEY_CLIENTS, "clients", 0, NULL, V(VERB_STATUS), "who uses what, and what each may"},
 	{KEY_LIST, "list", 0, NULL, V(VERB_CONFORM), "name the checks, run none"},
 };
 const size_t ctl_n_options = sizeof(ctl_options) / sizeof(ctl_options[0]);
 
 const struct ctl_verb ctl_verbs[N_VERBS] = {
-	[VERB_STATUS] = {"status", "", "what the daemon is and does", cmd_status},
+	[VERB_STATUS] = {"status", "[--clients]", "what the daemon is and does", cmd_status},
 	[VERB_MODELS] = {"models", "", "the models loaded, with their sampling values", cmd_models},
 	[VERB_PING] = {"ping", "[-n N]", "how long a round trip through the ring takes", cmd_ping},
 	[VERB_GENERATE] = {"generate", "[options] TEXT | --ids IDS", "continue a text", cmd_generate},
@@ -222,6 +223,7 @@ static int take(struct ctl *c, const struct ctl_option *o, const char *value)
 	case KEY_STEP: c->step = true; return CTL_OK;
 	case KEY_TIMEOUT: return take_timeout(c, o, value);
 	case KEY_LIST: c->list = true; return CTL_OK;
+	case KEY_CLIENTS: c->clients = true; return CTL_OK;
 	default: return CTL_OK;
 	}
 }
