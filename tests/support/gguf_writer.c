@@ -279,7 +279,7 @@ static uint64_t padding(uint64_t n, uint32_t align)
 	return align ? (align - n % align) % align : 0;
 }
 
-void gw_finish(const struct gguf_writer *w, uint8_t **out, size_t *len)
+static struct buf head(const struct gguf_writer *w)
 {
 	struct buf b = {0};
 	uint64_t offset = 0;
@@ -306,6 +306,32 @@ void gw_finish(const struct gguf_writer *w, uint8_t **out, size_t *len)
 	}
 	if (w->n_t)
 		put_zero(&b, padding(b.len, w->align));
+	return b;
+}
+
+void gw_finish_head(const struct gguf_writer *w, uint8_t **out, size_t *len)
+{
+	struct buf b = head(w);
+
+	*out = b.p;
+	*len = b.len;
+}
+
+uint64_t gw_tensor_at(const struct gguf_writer *w, unsigned i)
+{
+	uint64_t at = 0;
+	unsigned k;
+
+	for (k = 0; k < i; k++)
+		at += w->t[k].bytes + padding(w->t[k].bytes, w->align);
+	return at;
+}
+
+void gw_finish(const struct gguf_writer *w, uint8_t **out, size_t *len)
+{
+	struct buf b = head(w);
+	size_t i;
+
 	for (i = 0; i < w->n_t; i++) {
 		if (w->t[i].data)
 			put(&b, w->t[i].data, w->t[i].bytes);

@@ -48,6 +48,10 @@ void gw_tensor_offset(struct gguf_writer *w, unsigned i, uint64_t offset);
 
 /* The whole file. *buf is malloc'ed. */
 void gw_finish(const struct gguf_writer *w, uint8_t **buf, size_t *len);
+/* What precedes the tensors' data, padded; with tensors whose data somebody else writes. */
+void gw_finish_head(const struct gguf_writer *w, uint8_t **buf, size_t *len);
+/* Where tensor i's data begin, counted from the end of the head */
+uint64_t gw_tensor_at(const struct gguf_writer *w, unsigned i);
 int gw_write(const struct gguf_writer *w, const char *path); /* 0 or -errno */
 
 /*
@@ -85,6 +89,11 @@ struct tiny_spec {
 	uint32_t nan_token;   /* row + 1 of token_embd.weight that has one (the same types); with separate_output */
 };
 
+/* The writer with the spec's keys and vocabulary and no tensor; NULL for an unknown arch or too small a vocabulary. */
+struct gguf_writer *apr_test_tiny_keys(const struct tiny_spec *spec);
+uint16_t apr_test_to_f16(float f); /* to nearest even; finite; clamps at the largest */
+/* Sets the scales of a block of random bytes so that its values have a deviation of about dev. */
+void apr_test_scale_block(uint32_t type, uint8_t *block, float dev);
 /* The writer with all keys and tensors of the spec, for a test to change; NULL where the
  * spec asks for a type whose blocks do not divide the row, or an unknown arch. */
 struct gguf_writer *apr_test_tiny_model(const struct tiny_spec *spec);

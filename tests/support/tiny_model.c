@@ -36,7 +36,7 @@ static float next_normal(struct rng *r)
 	return (float)(sum - 131070) / 37837.0f; /* 65536 * sqrt(4 / 12) */
 }
 
-static uint16_t to_f16(float f) /* round to nearest even; finite input */
+uint16_t apr_test_to_f16(float f) /* round to nearest even; finite input */
 {
 	uint32_t x, sign, mant, half, shift, rest;
 	int32_t e;
@@ -67,19 +67,16 @@ static uint16_t to_bf16(float f)
 
 static void put_f16(uint8_t *p, float f)
 {
-	uint16_t h = to_f16(f);
+	uint16_t h = apr_test_to_f16(f);
 
 	memcpy(p, &h, sizeof h);
 }
 
-/* One block of random bits whose values have deviation about `dev`: the divisors are
- * the deviation of a block's integers under a unit scale, the minima centre them. */
-static void quant_block(struct rng *r, uint32_t type, uint8_t *p, unsigned bytes, float dev)
+/* The divisors are the deviation of a block's integers under a unit scale, the minima centre them. */
+void apr_test_scale_block(uint32_t type, uint8_t *p, float dev)
 {
 	unsigned i;
 
-	for (i = 0; i < bytes; i++)
-		p[i] = (uint8_t)next_u64(r);
 	switch (type) {
 	case APR_TYPE_Q4_0:
 		put_f16(p, dev / 4.6f);
@@ -121,6 +118,16 @@ static void quant_block(struct rng *r, uint32_t type, uint8_t *p, unsigned bytes
 	default:
 		break;
 	}
+}
+
+/* One block of random bits whose values have deviation about `dev`. */
+static void quant_block(struct rng *r, uint32_t type, uint8_t *p, unsigned bytes, float dev)
+{
+	unsigned i;
+
+	for (i = 0; i < bytes; i++)
+		p[i] = (uint8_t)next_u64(r);
+	apr_test_scale_block(type, p, dev);
 }
 
 static void fill_row(struct rng *r, uint32_t type, uint8_t *p, uint32_t n, float dev)
@@ -412,23 +419,41 @@ static void set_defaults(struct tiny_spec *s)
 		s->rope_base = 10000.0f;
 }
 
-struct gguf_writer *apr_test_tiny_model(const struct tiny_spec *spec)
+/* t.w is NULL where there is no such architecture, or no room for the fixed pieces. */
+static void begin_file(struct tiny *t, const struct tiny_spec *spec)
 {
 	static const char *const known[] = {"llama", "qwen2", "qwen3", "gemma3"};
-	struct tiny t = {.s = *spec};
+	uint32_t i;
+
+	*t = (struct tiny){.s = *spec};
+	set_defaults(&t->s);
+	for (i = 0; i < 4 && strcmp(known[i], t->s.arch) != 0; i++)
+		;
+	if (i == 4 || t->s.n_vocab < 259)
+		return;
+	t->w = gw_new();
+	t->rng.s = t->s.seed;
+	put_hparams(t);
+	put_vocab(t);
+}
+
+struct gguf_writer *apr_test_tiny_keys(const struct tiny_spec *spec)
+{
+	struct tiny t;
+
+	begin_file(&t, spec);
+	return t.w;
+}
+
+struct gguf_writer *apr_test_tiny_model(const struct tiny_spec *spec)
+{
+	struct tiny t;
 	uint32_t embd_type, i;
 
-	set_defaults(&t.s);
-	t.bad = t.s.n_vocab < 259;
-	for (i = 0; i < 4 && strcmp(known[i], t.s.arch) != 0; i++)
-		;
-	if (i == 4 || t.bad)
+	begin_file(&t, spec);
+	if (!t.w)
 		return NULL;
-	t.w = gw_new();
-	t.rng.s = t.s.seed;
 	embd_type = t.s.embd_type ? t.s.embd_type - 1 : t.s.type;
-	put_hparams(&t);
-	put_vocab(&t);
 	matrix(&t, "token_embd.weight", embd_type, t.s.n_embd, t.s.n_vocab, 0);
 	vector(&t, "output_norm.weight", t.s.n_embd, 1.0f, 0.1f);
 	if (t.s.separate_output)
