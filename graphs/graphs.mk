@@ -47,6 +47,13 @@ $(RUN_QUIET): $(B)/obj/tests/graphs/run_quiet.o $(B)/libtestsupport.a $(B)/libap
 	$(Q)$(CC) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDFLAGS_ALL) \
 		-Wl,-Bstatic -lutf8proc -Wl,-Bdynamic -lm
 
+# From the GPU's store to the client's load
+GPU_RING := $(B)/bench/gpu_ring
+$(GPU_RING): $(B)/obj/bench/gpu_ring.o $(B)/obj/bench/gpu_echo.o $(B)/libaprclient.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(NVCC) -Xcompiler -static-libstdc++,-static-libgcc -o $@ $^ -lpthread
+
 # Two more builds of the module, for check-gpu alone, each in a folder with the programs that use it.
 # split: every buffer an allocation of its own, full of NaN. late: kernels chained by programmatic launch are late at random.
 $(B)/split/backend.o: graphs/backend.c $(B)/flags.stamp
@@ -73,7 +80,8 @@ $(VARIANT_RUNS): $(B)/%: $(GPU_RUNS)
 cuda-variants: $(B)/split/libaprd-cuda.so $(B)/late/libaprd-cuda.so $(B)/late/check_cuda $(VARIANT_RUNS)
 -include $(wildcard $(B)/split/*.d $(B)/late/obj/*.d)
 
-cuda: $(CUDA_MODULE) $(GPU_RUNS) $(WATCH_LIB) $(RUN_QUIET)
+cuda: $(CUDA_MODULE) $(GPU_RUNS) $(WATCH_LIB) $(RUN_QUIET) $(GPU_RING)
+bench-gpu: cuda
 check-gpu pack-gpu: cuda cuda-variants
 # `make` and `make check` compile it too, once: other compilers' and sanitizers' builds leave it out
 ifeq ($(B),build)

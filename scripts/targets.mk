@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # What a person types beside `make`: set-up, demo, checks, benches, lint, install.
 
-.PHONY: setup models check check-built check-san demo check-gpu pack-gpu bench bench-ipc bench-cpu bench-short bench-wakeups lint tidy install uninstall
+.PHONY: setup models check check-built check-san demo check-gpu pack-gpu bench bench-ipc bench-cpu bench-short bench-wakeups bench-gpu lint tidy install uninstall
 
 # Both README commands start here: packages first, then models, then the rest in a
 # second make that sees the packages' headers and pkg-config files.
@@ -43,6 +43,10 @@ bench: bench-ipc bench-short bench-wakeups bench-cpu
 # the peer is measured beside where scripts/get-peer has built it
 bench-ipc bench-cpu bench-short bench-wakeups: bench-%: all benches
 	APR_LLAMA_BENCH=$${APR_LLAMA_BENCH-$$(scripts/get-peer --path)} $(B)/bench/bench_$*
+
+# The peer on a GPU is its own build: APR_LLAMA_BENCH names it
+bench-gpu: all benches
+	@scripts/bench-gpu $(BENCH_GPU) $(B)
 
 lint:
 	@scripts/lint
