@@ -146,7 +146,7 @@ static void bench_prefill_attn(void)
 static void bench_prefill_rows(void)
 {
 	for (uint32_t rows : {128u, 2048u}) {
-		buffers b(rows / 64, 64);
+		chain_buffers b(chain_shape{8, 4096, 64, 32, 8, 128, 64, 8, false}, rows / 64, 64);
 		apr_norm nw = {b.norm.p, 1e-5f}, none = {NULL, 0};
 		dbuf<float> x(random_rows(rows, 4096, 1, false)), y(random_rows(rows, 4096, 2, false)), x2(x.n), scale(rows),
 				wide((size_t)rows * 28672), a((size_t)rows * 14336), cs(std::vector<float>((size_t)64 * 128, 0.5f));
@@ -165,24 +165,24 @@ static void bench_prefill_rows(void)
 			pos[i] = i % 64, slot[i] = i / 64;
 		st.set(rows, rows, pos, slot);
 		auto say = [&](const char *name, double us, double floats) {
-			printf("{\"bench\":\"prefill_rows_%s\",\"rows\":%u,\"us\":%.1f,\"gbs\":%.0f}\n", name, rows, us,
+			printf("{\"bench\":\"prefill_rows_%s\",\"rows\":%u,\"us\":%.1f,\"gb_s\":%.0f}\n", name, rows, us,
 			       floats * 4 * rows / us * 1e-3);
 		};
-		say("norm", time_calls([&] { apr_cuda_prefill_norm(&st.l, x.p, y.p, x2.p, none, nw, 4096, &dst); }, 20), 3.5 * 4096);
-		say("convert_4096", time_calls([&] { apr_cuda_prefill_convert(&st.l, x.p, 4096, &dst); }, 20), 1.5 * 4096);
-		say("convert_14336", time_calls([&] { apr_cuda_prefill_convert(&st.l, a.p, 14336, &dst); }, 20), 1.5 * 14336);
+		say("norm", time_calls([&] { return apr_cuda_prefill_norm(&st.l, x.p, y.p, x2.p, none, nw, 4096, &dst); }, 20), 3.5 * 4096);
+		say("convert_4096", time_calls([&] { return apr_cuda_prefill_convert(&st.l, x.p, 4096, &dst); }, 20), 1.5 * 4096);
+		say("convert_14336", time_calls([&] { return apr_cuda_prefill_convert(&st.l, a.p, 14336, &dst); }, 20), 1.5 * 14336);
 		say("heads",
 		    time_calls(
 					[&] {
-						apr_cuda_prefill_heads(&st.l, &op, wide.p, 6144, wide.p + 4096, 6144, wide.p + 5120, 6144, scale.p);
+						return apr_cuda_prefill_heads(&st.l, &op, wide.p, 6144, wide.p + 4096, 6144, wide.p + 5120, 6144, scale.p);
 					},
 					20),
 		    1.5 * 6144);
 		say("act",
-		    time_calls([&] { apr_cuda_prefill_act(&st.l, APR_OP_SILU, wide.p, wide.p + 14336, 28672, a.p, 14336, scale.p); },
+		    time_calls([&] { return apr_cuda_prefill_act(&st.l, APR_OP_SILU, wide.p, wide.p + 14336, 28672, a.p, 14336, scale.p); },
 		               20),
 		    3 * 14336);
-		say("finish", time_calls([&] { apr_cuda_prefill_finish(&st.l, y.p, 4096, scale.p, NULL); }, 20), 2 * 4096);
+		say("finish", time_calls([&] { return apr_cuda_prefill_finish(&st.l, y.p, 4096, scale.p, NULL); }, 20), 2 * 4096);
 	}
 }
 
@@ -260,6 +260,6 @@ void bench(void)
 		}
 	}
 	bench_sample();
-	bench_prefill_attn();
+	bench_prefill();
 	bench_gemm();
 }
