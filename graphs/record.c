@@ -223,6 +223,28 @@ static const char *where(char *buf, size_t len, const struct job *j)
 	return buf;
 }
 
+static const char *node_name(enum cudaGraphNodeType t)
+{
+	switch (t) {
+	case cudaGraphNodeTypeHost:
+		return "a call of the host";
+	case cudaGraphNodeTypeMemAlloc:
+		return "an allocation of memory";
+	case cudaGraphNodeTypeMemFree:
+		return "a freeing of memory";
+	case cudaGraphNodeTypeWaitEvent:
+	case cudaGraphNodeTypeEventRecord:
+		return "an event";
+	case cudaGraphNodeTypeExtSemaphoreSignal:
+	case cudaGraphNodeTypeExtSemaphoreWait:
+		return "a semaphore";
+	case cudaGraphNodeTypeGraph:
+		return "another graph";
+	default:
+		return "a node of a type that is not known here";
+	}
+}
+
 /* Kernels, copies and fills alone: nothing that allocates, calls the host or waits for it. */
 static int check_nodes(cudaGraph_t g, char *err, size_t errlen)
 {
@@ -238,7 +260,7 @@ static int check_nodes(cudaGraph_t g, char *err, size_t errlen)
 			return graphs_fail(-EIO, err, errlen, "a graph's node has no type");
 		if (t != cudaGraphNodeTypeKernel && t != cudaGraphNodeTypeMemcpy && t != cudaGraphNodeTypeMemset &&
 		    t != cudaGraphNodeTypeEmpty)
-			return graphs_fail(-EIO, err, errlen, "a node of type %d was captured", (int)t);
+			return graphs_fail(-ENOTSUP, err, errlen, "%s was captured: node %zu of %zu", node_name(t), i, n);
 	}
 	return 0;
 }
@@ -247,7 +269,7 @@ static int capture(const struct job *j, cudaGraphExec_t *exec, char *err, size_t
 {
 	struct apr_backend_ctx *c = j->r->m->ctx;
 	cudaGraph_t g = NULL;
-	char at[32];
+	char at[32], why[120];
 	cudaError_t ce = cudaStreamBeginCapture(c->setup, cudaStreamCaptureModeThreadLocal);
 	int rc = graphs_cuda(c, ce, "capture", err, errlen), end;
 
@@ -259,8 +281,12 @@ static int capture(const struct job *j, cudaGraphExec_t *exec, char *err, size_t
 	ce = cudaStreamEndCapture(c->setup, &g);
 	end = graphs_cuda(c, ce, "the end of capture", rc ? NULL : err, errlen);
 	rc = rc ? rc : end;
-	if (!rc)
-		rc = check_nodes(g, err, errlen);
+	if (!rc) {
+		rc = check_nodes(g, why, sizeof why);
+		if (rc)
+			graphs_fail(rc, err, errlen, "%s, %u rows: %s", j->build ? "the forward pass" : "output and sampling", j->r->l.bucket,
+			            why);
+	}
 	if (!rc)
 		rc = graphs_cuda(c, cudaGraphInstantiate(exec, g, 0), "instantiating a graph", err, errlen);
 	if (!rc)

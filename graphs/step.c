@@ -17,6 +17,7 @@
 #include "graphs/graphs.h"
 
 #define ASK_EVERY_NS 1000000 /* of a step that has not ended */
+#define HUNG_NS UINT64_C(60000000000) /* no step takes so long: the device hangs */
 
 struct enqueue { /* one step on its way to the stream */
 	struct apr_backend_model *m;
@@ -359,11 +360,18 @@ static void tell(const struct apr_backend_ctx *c)
 		return;
 }
 
+static int give_up(struct apr_backend_ctx *c)
+{
+	graphs_log(c, 2, "cuda: a step has not ended for %llu s: the device hangs", (unsigned long long)(HUNG_NS / 1000000000u));
+	atomic_store_explicit(&c->sticky, -ETIMEDOUT, memory_order_relaxed);
+	return -ETIMEDOUT;
+}
+
 /* Until the step's mark is there, or the device is known to have failed. */
 static int watch_step(struct flight *f)
 {
 	const struct pinned_rest *r = &f->m->rest;
-	uint64_t ask = now_ns() + ASK_EVERY_NS;
+	uint64_t began = now_ns(), ask = began + ASK_EVERY_NS; /* it runs from now on at the latest */
 	bool near = false;
 	uint32_t i = 0;
 
@@ -383,6 +391,8 @@ static int watch_step(struct flight *f)
 			return -EIO; /* it ended without its mark */
 		if (rc != cudaSuccess && rc != cudaErrorNotReady)
 			return graphs_cuda(f->m->ctx, rc, "a step", NULL, 0);
+		if (now_ns() - began > HUNG_NS)
+			return give_up(f->m->ctx);
 		ask = now_ns() + ASK_EVERY_NS;
 	}
 	return 0;
