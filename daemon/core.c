@@ -199,6 +199,30 @@ void core_drain_now(void *core, struct mail *m)
 	core_drain(core, m);
 }
 
+/* No ring is read or written from here on. */
+static void leave_all(struct core *c, enum apr_reason reason)
+{
+	for (struct session *s = c->all; s; s = s->core_next) {
+		if (!s->gone)
+			apr_rd_dead(&s->ring, reason);
+		s->gone = true;
+	}
+}
+
+/* The device is of no use any more: everybody is told, and another worker comes in this one's place. */
+static void lose(struct core *c)
+{
+	if (c->lost_told)
+		return;
+	for (struct session *s = c->all; s; s = s->core_next)
+		request_end_all(c, s, -EIO, APR_FINISH_ERROR, "the device failed: aprd starts over");
+	flush(c);
+	leave_all(c, APR_REASON_RESTART);
+	c->lost_told = true;
+	c->losing.fn = c->on_lost;
+	mailbox_post(c->io, &c->losing);
+}
+
 static void drain(struct core *c)
 {
 	if (c->drained_told || (c->unfinished && c->now < c->drain_until))
@@ -208,11 +232,7 @@ static void drain(struct core *c)
 		service_session(c, s); /* what came too late is told so */
 	}
 	flush(c);
-	for (struct session *s = c->all; s; s = s->core_next) {
-		if (!s->gone)
-			apr_rd_dead(&s->ring, APR_REASON_SHUTDOWN);
-		s->gone = true;
-	}
+	leave_all(c, APR_REASON_SHUTDOWN);
 	c->drained_told = true;
 	c->drained.fn = c->on_drained;
 	mailbox_post(c->io, &c->drained);
@@ -306,6 +326,8 @@ static bool pass(struct core *c)
 	}
 	if (c->draining)
 		drain(c);
+	if (c->lost)
+		lose(c);
 	flush(c);
 	return busy;
 }

@@ -51,12 +51,14 @@ struct core {
 	uint64_t next_sweep; /* parked requests are looked at then; UINT64_MAX none is parked */
 	uint32_t n_parked, unfinished;
 	bool draining, drained_told;
+	bool lost, lost_told; /* the backend is of no use any more */
 	uint64_t drain_until;
-	struct mail drain, drain_now, drained; /* from and to the io thread */
+	struct mail drain, drain_now, drained, losing; /* from and to the io thread */
 	uint32_t drain_ms;
 	struct totals t;
 	struct apr_engine_info engine;
 	void (*on_drained)(void *io, struct mail *m);
+	void (*on_lost)(void *io, struct mail *m);
 	bool poll_steps; /* look for the end of a step instead of sleeping */
 	struct log_rate rate;
 };

@@ -449,6 +449,11 @@ static void fail_step(struct core *c, struct served *m, const struct batch_plan 
 			i++;
 		}
 	}
+	char why[200] = "";
+	if (!c->lost && apr_engine_health(c->models->engine, why, sizeof(why))) {
+		log_warn("%s: this worker ends, and another one comes", why);
+		c->lost = true;
+	}
 }
 
 static bool start_step(struct core *c, struct served *m)
@@ -611,6 +616,9 @@ static void count(struct core *c)
 
 bool sched_run(struct core *c)
 {
+	if (c->lost)
+		return false;
+
 	bool any = false;
 
 	for (uint32_t i = 0; i < c->models->n_rows; i++) {

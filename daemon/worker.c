@@ -374,6 +374,15 @@ static void on_drained(void *io, struct mail *m)
 	w->end = true;
 }
 
+static void on_lost(void *io, struct mail *m)
+{
+	struct worker *w = io;
+
+	(void)m;
+	conns_bye(w, APR_REASON_RESTART, "the device failed: aprd starts over");
+	w->lost = w->failed = w->end = true;
+}
+
 static void on_mail(void *arg, uint32_t events)
 {
 	struct worker *w = arg;
@@ -471,6 +480,7 @@ static int start_threads(struct worker *w)
 	c->models = &w->models;
 	c->intake = &w->intake;
 	c->on_drained = on_drained;
+	c->on_lost = on_lost;
 	e = core_start(c);
 	if (e)
 		return e;
@@ -559,7 +569,7 @@ static void finish(struct worker *w)
 	conns_bye(w, APR_REASON_SHUTDOWN, "aprd ends");
 	while ((w->sessions.n || loop_closing(w->io)) && apr_now_ns() < until)
 		turn(w, until);
-	if (w->sessions.n || loop_closing(w->io) || !w->loader_started)
+	if (w->sessions.n || loop_closing(w->io) || !w->loader_started || w->lost)
 		_exit(w->failed);
 	pthread_mutex_lock(&w->load_lock);
 	if (w->loader_busy) /* in the middle of a model */

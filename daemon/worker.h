@@ -57,6 +57,7 @@ struct worker {
 	struct apr_engine *engine;
 	struct sessions sessions;
 	enum worker_state state;
+	bool lost; /* the backend failed: nothing of it can be put away in order */
 	uint64_t began; /* ns */
 	char loop_why[128];
 	uint32_t poll_us, spin_us;

@@ -187,6 +187,11 @@ void apr_engine_info(const struct apr_engine *e, struct apr_engine_info *info)
 	*info = e->info;
 }
 
+int apr_engine_health(const struct apr_engine *e, char *err, size_t errlen)
+{
+	return e->backend->health(e->ctx, err, errlen);
+}
+
 int apr_engine_fd(const struct apr_engine *e)
 {
 	return e->notify_fd;

@@ -61,6 +61,9 @@ struct apr_engine_info {
 };
 void apr_engine_info(const struct apr_engine *e, struct apr_engine_info *info);
 
+/* 0; or the backend is of no use any more, whatever is asked of it: its process is to be replaced. Driving thread. */
+int apr_engine_health(const struct apr_engine *e, char *err, size_t errlen);
+
 struct apr_memory_row { /* one line of the plan, as status prints it */
 	const char *purpose; /* "weights", "kv", "activations", "logits", ... */
 	const char *where;   /* "host", "cache file", "device", ... */

@@ -67,8 +67,42 @@ static void the_module_runs(void)
 	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
 }
 
+/* A backend that failed for good: its request is told, the next worker answers the same question. */
+static void a_lost_device(void)
+{
+	const char *args[] = { "-m", tiny_path(), "-s", NULL, "-t", "1", NULL };
+	struct apr_gen g = { .size = sizeof(g), .text = "once more", .len = 9, .max_tokens = 20 };
+	char once[160];
+	struct apr_result r;
+	struct daemon d;
+	struct apr *c;
+
+	snprintf(once, sizeof(once), "%s/fail-once", apr_test_tmpdir());
+	close(open(once, O_WRONLY | O_CREAT, 0600));
+	setenv("APR_TEST_TWO_DEEP", "1", 1);
+	setenv("APR_TWO_DEEP_FAIL", once, 1);
+	daemon_name(&d, "lost");
+	args[3] = d.sock;
+	daemon_spawn(&d, args);
+	unsetenv("APR_TEST_TWO_DEEP");
+	unsetenv("APR_TWO_DEEP_FAIL");
+	CU_ASSERT_TRUE_FATAL(daemon_ready(&d));
+	c = connect_to(&d);
+	memset(&r, 0, sizeof(r));
+	CU_ASSERT_EQUAL(apr_generate(c, &g, NULL, NULL, &r, NULL, 0), -EIO);
+	apr_close(c);
+	CU_ASSERT_TRUE(status_becomes(&d, "restarts", 1));
+	c = connect_to(&d);
+	memset(&r, 0, sizeof(r));
+	CU_ASSERT_EQUAL(apr_generate(c, &g, NULL, NULL, &r, NULL, 0), 0);
+	apr_close(c);
+	CU_ASSERT_TRUE(log_has(&d, "a step failed on purpose"));
+	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
+}
+
 static const struct apr_test tests[] = {
 	{ "the_module_runs", the_module_runs, KEEPS_HEAP }, /* setenv keeps what it was given */
+	{ "a_lost_device", a_lost_device, KEEPS_HEAP },
 	{ "requests", requests, KEEPS_HEAP },
 	{ "many", many, KEEPS_HEAP },
 };

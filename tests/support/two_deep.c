@@ -3,6 +3,7 @@
 #include "tests/support/two_deep.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -38,6 +39,7 @@ struct two_deep_counts two_deep_counts;
 uint32_t two_deep_fail_at;
 static struct deep models[MODELS];
 static int notify_fd = -1;
+static bool sick;
 static const struct apr_backend *const cpu = &apr_cpu_backend;
 
 static struct deep *find(const struct apr_backend_model *m)
@@ -294,6 +296,7 @@ static int deep_records(struct apr_backend_model *m, const struct apr_sample_res
 	d->oldest = !d->oldest;
 	d->n--;
 	*out = c->results;
+	sick |= c->rc != 0;
 	return c->rc;
 }
 
@@ -346,6 +349,14 @@ static void deep_unload(struct apr_backend_model *m)
 	d->m = NULL;
 }
 
+static int deep_health(struct apr_backend_ctx *c, char *err, size_t errlen)
+{
+	(void)c;
+	if (sick && err)
+		snprintf(err, errlen, "a step failed on purpose");
+	return sick ? -EIO : 0;
+}
+
 const struct apr_backend *two_deep_backend(void)
 {
 	static struct apr_backend table;
@@ -360,5 +371,6 @@ const struct apr_backend *two_deep_backend(void)
 	table.poll = deep_poll;
 	table.records = deep_records;
 	table.fence = deep_fence;
+	table.health = deep_health;
 	return &table;
 }

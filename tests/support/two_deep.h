@@ -6,7 +6,8 @@
  *
  * Owns: the queue, each slot's last token and whether anything follows it, the
  * results' delay. Does not own any arithmetic. A dead row is left out of what the CPU
- * computes and its result is rubbish on purpose: whoever looks at it shows.
+ * computes and its result is rubbish on purpose: whoever looks at it shows. A step that
+ * failed leaves the backend unhealthy.
  */
 #ifndef APR_TEST_TWO_DEEP_H
 #define APR_TEST_TWO_DEEP_H
