@@ -18,6 +18,7 @@
  * request: two events put around its graphs inside the daemon (tests/support/watch.h).
  * Everybody polls: the daemon by --poll always, the client by never sleeping.
  * The peer (APR_LLAMA_BENCH) runs on the same file when the daemon has ended.
+ * Exit: 0; 1 where something could not be measured; 77 where there is no device.
  */
 #include <apr/client.h>
 #include <errno.h>
@@ -60,6 +61,7 @@ static struct { /* the file and daemon being measured */
 	unsigned runs;
 	struct apr *c[MAX_FLOWS];
 	unsigned n_clients;
+	bool absent, failed; /* no device here; something that should have been measured was not */
 } b = {.runs = 5};
 
 static struct flow flows[MAX_FLOWS];
@@ -160,6 +162,20 @@ static void read_status(void)
 	free(text);
 }
 
+/* Nothing can be measured where the backend says that it has no device. */
+static void note_failure(void)
+{
+	char text[4096] = "";
+	FILE *f = fopen(b.d.log, "r");
+
+	if (f) {
+		text[fread(text, 1, sizeof text - 1, f)] = 0;
+		fclose(f);
+	}
+	b.absent |= strstr(text, "backend cuda: ") != NULL;
+	b.failed = true;
+}
+
 /* With two more arguments, which may be NULL. The seconds it took; negative: it did not start. */
 static double start(const char *option, const char *value)
 {
@@ -168,8 +184,11 @@ static double start(const char *option, const char *value)
 	double t0 = now();
 
 	snprintf(program, sizeof program, "%s/aprd", b.home);
-	if (test_aprd_start(&b.d, program, b.dir, args))
+	if (test_aprd_start(&b.d, program, b.dir, args)) {
+		if (!option)
+			note_failure();
 		return -1;
+	}
 	t0 = now() - t0;
 	b.n_clients = 0;
 	if (join()) {
@@ -249,8 +268,10 @@ static int run_flows(unsigned n)
 			ended += (unsigned)take(b.c[i]);
 	for (unsigned i = 0; i < n; i++)
 		bad |= flows[i].res || flows[i].n != flows[i].max_tokens;
-	if (bad || ended < n)
+	if (bad || ended < n) {
 		fprintf(stderr, "bench_gpu: a request failed: %s\n", apr_strerror(flows[0].res));
+		b.failed = true;
+	}
 	return bad || ended < n ? -1 : 0;
 }
 
@@ -639,7 +660,7 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	snprintf(b.home, sizeof b.home, "%s", dirname(dirname(self)));
-	for (unsigned i = 0; i < n && !rc; i++) {
+	for (unsigned i = 0; i < n && !rc && !b.absent; i++) {
 		if (sscanf(file[i], "%39[^:]:%15s", shape, mix) != 2 || !apr_test_shape_bytes(shape, mix)) {
 			fprintf(stderr, "bench_gpu: %s: not a SHAPE:MIX\n", file[i]);
 			rc = 2;
@@ -652,5 +673,7 @@ int main(int argc, char **argv)
 		}
 	}
 	snprintf(command, sizeof command, "rm -rf %s", b.dir);
-	return system(command) || rc;
+	if (system(command))
+		fprintf(stderr, "bench_gpu: %s stays\n", b.dir);
+	return b.absent ? 77 : rc ? rc : b.failed;
 }

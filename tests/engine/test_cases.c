@@ -220,6 +220,37 @@ static void case18_nan_in_one_weight(void)
 	close_tiny();
 }
 
+/* An id whose embedding is NaN, in the middle of a prompt: that request fails; those of the same steps, and later ones on
+ * its pages, get the bits that they get alone. */
+static void case18_nan_in_one_token(void)
+{
+	struct tiny_spec spec = {.n_layers = 2, .separate_output = true, .nan_token = 311};
+	struct drive_job alone = job_of(100, 20), jobs[3], after = job_of(100, 20);
+	uint32_t sick[90], i;
+
+	open_spec(&spec, CTX);
+	memcpy(sick, ids, sizeof sick);
+	sick[70] = 310;
+	run(&alone);
+	CU_ASSERT(alone.n_tok == 20);
+	for (i = 0; i < 3; i++) {
+		jobs[i] = job_of(i == 1 ? 90 : 100, 20);
+		jobs[i].p.scope = 60 + i;
+		jobs[i].chunk = 30;
+	}
+	jobs[1].p.ids = sick;
+	CU_ASSERT(drive_run(model, engine, jobs, 3) > 0);
+	CU_ASSERT(jobs[1].rc == 0 && jobs[1].n_tok == 0 && jobs[1].end == APR_END_NUMERIC && jobs[1].n_ends == 1);
+	CU_ASSERT(same_tokens(&alone, &jobs[0]) && same_tokens(&alone, &jobs[2]));
+	after.p.scope = 70;
+	run(&after);
+	CU_ASSERT(same_tokens(&alone, &after));
+	drive_done(&alone, 1);
+	drive_done(jobs, 3);
+	drive_done(&after, 1);
+	close_tiny();
+}
+
 /* NaN that comes from one sequence's own page: the other sequences of the same step live. */
 static void case18_nan_in_one_sequence(void)
 {
@@ -591,6 +622,7 @@ static const struct apr_test tests[] = {
 	{"case15_empty_and_out_of_range", case15_empty_and_out_of_range, 0},
 	{"case16_biases", case16_biases, 0},
 	{"case18_nan_in_one_weight", case18_nan_in_one_weight, 0},
+	{"case18_nan_in_one_token", case18_nan_in_one_token, 0},
 	{"case18_nan_in_one_sequence", case18_nan_in_one_sequence, 0},
 	{"case26_ends", case26_ends, 0},
 	{"case26_end_id_zero", case26_end_id_zero, 0},
