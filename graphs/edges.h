@@ -73,6 +73,7 @@ struct edge_end { /* from where the sampler wrote to pinned memory */
 };
 int apr_graphs_end(cudaStream_t stream, const struct edge_end *a);
 int apr_graphs_mark(cudaStream_t stream, uint32_t *mark, uint32_t number);
+int apr_graphs_edges_load(void); /* before READY: loads the three */
 
 #ifdef __cplusplus
 }

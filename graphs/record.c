@@ -391,6 +391,8 @@ int graphs_record(struct apr_backend_model *m, enum apr_graph_kind kind, uint32_
 	m->build = build;
 	m->build_arg = arg;
 	(void)cudaMemGetInfo(&before, &all);
+	if (apr_graphs_edges_load())
+		return graphs_fail(-EIO, err, errlen, "loading kernels: %s", cudaGetErrorString(cudaGetLastError()));
 	rc = record_prefill(&j, err, errlen);
 	if (!rc)
 		rc = record_decode(&j, APR_GRAPH_DECODE, &m->decode, err, errlen);
