@@ -5,10 +5,10 @@
  * what making a step costs.
  *
  *   bench_simulate [--times FILE] [--clients N[,N...]] [--rate R[,R...]] [--seconds S]
- *                  [--pages N] [--seed S] [--svg FILE]
+ *                  [--pages N] [--step-ms MS] [--seed S] [--svg FILE]
  *   bench_simulate --cost
  *
- * --times: what a step takes, as `aprctl --json status` prints it (models[0].pace), so
+ * --times: what a step takes, as `aprctl --json models` prints it (models[0].pace), so
  * a model measured somewhere can be simulated anywhere. Without it: H200, 8B Q4_K_M
  * (docs/scheduling.md says where the figures come from).
  *
@@ -39,19 +39,16 @@ struct times {
 	double us[2][32];
 };
 
+/* docs/gpu.md: decode at 1 and 16 sequences, prompts of 128 and 1,920 rows; at 64 and 2,048 those lines' continuation. */
 static void h200_8b(struct times *t)
 {
-	static const uint32_t d[] = { 1, 2, 4, 8, 16, 32, 64 };
-	static const double d_us[] = { 1500, 1650, 1900, 2300, 2900, 4300, 7000 };
-	static const uint32_t p[] = { 64, 128, 256, 512, 1024, 2048 };
-	static const double p_us[] = { 5200, 6000, 8200, 13500, 24000, 45000 };
+	static const struct times measured = {
+		{ 3, 3 },
+		{ { 1, 16, 64 }, { 128, 1920, 2048 } },
+		{ { 2433, 4600, 11500 }, { 7600, 67500, 71800 } },
+	};
 
-	t->n[0] = 7;
-	t->n[1] = 6;
-	memcpy(t->rows[0], d, sizeof(d));
-	memcpy(t->us[0], d_us, sizeof(d_us));
-	memcpy(t->rows[1], p, sizeof(p));
-	memcpy(t->us[1], p_us, sizeof(p_us));
+	*t = measured;
 }
 
 /* Between two points a straight line; below the first its time (a GPU's bucket); above the last by rows. */
@@ -144,7 +141,7 @@ static uint32_t length(double median, double sigma, uint32_t most)
 
 struct sim {
 	uint32_t clients, pages;
-	double rate, seconds;
+	double rate, seconds, step_ms;
 	struct times *times;
 	double *first, *gap; /* ms */
 	size_t n_first, n_gap, cap_first, cap_gap;
@@ -236,7 +233,7 @@ static void run_sim(struct sim *s, struct figures *f)
 		abort();
 	v.step_ns = step_ns;
 	v.step_arg = s->times;
-	v.b.pace.budget_ns = 12000000;
+	v.b.pace.budget_ns = (uint64_t)(s->step_ms * 1e6);
 	v.b.pace.first = v.b.pace.least = 64;
 	v.user = s;
 	v.on_token = on_token;
@@ -290,11 +287,11 @@ static void run_sim(struct sim *s, struct figures *f)
 			       (double)v.busy_ns / window,
 			       (double)v.tokens / window * 1e9,
 			       quantile(light, n_light, 0.99) };
-	printf("{\"bench\":\"simulate\",\"clients\":%u,\"rate\":%.3f,\"seconds\":%.0f,\"sent\":%u,\"done\":%u,\"failed\":%u,"
+	printf("{\"bench\":\"simulate\",\"clients\":%u,\"rate\":%.3f,\"seconds\":%.0f,\"step_ms\":%.1f,\"sent\":%u,\"done\":%u,\"failed\":%u,"
 	       "\"first_ms_p50\":%.3f,\"first_ms_p99\":%.3f,\"first_ms_p99_light\":%.3f,\"gap_ms_p50\":%.3f,\"gap_ms_p99\":%.3f,"
 	       "\"gap_ms_max\":%.3f,\"busy\":%.4f,\"tokens_s\":%.1f,\"prompt_rows_s\":%.1f,\"queue_most\":%llu,\"suspended\":%llu,"
 	       "\"steps\":%llu,\"plan_us_mean\":%.3f,\"flows\":%u}\n",
-	       s->clients, s->rate, s->seconds, s->sent, s->done, s->failed, f->first50, f->first99, f->light99, f->gap50,
+	       s->clients, s->rate, s->seconds, s->step_ms, s->sent, s->done, s->failed, f->first50, f->first99, f->light99, f->gap50,
 	       f->gap99, f->gap_most, f->busy, f->tokens_s, (double)v.rows / window * 1e9, (unsigned long long)s->queue_most,
 	       (unsigned long long)v.b.suspended, (unsigned long long)v.step,
 	       v.step ? (double)v.plan_ns / (double)v.step * 1e-3 : 0, v.b.fair.n);
@@ -460,8 +457,9 @@ int main(int argc, char **argv)
 					       { "rate", 1, NULL, 'r' },  { "seconds", 1, NULL, 's' },
 					       { "pages", 1, NULL, 'p' }, { "seed", 1, NULL, 'S' },
 					       { "svg", 1, NULL, 'v' },	  { "cost", 0, NULL, 'C' },
+					       { "step-ms", 1, NULL, 'm' },
 					       { NULL, 0, NULL, 0 } };
-	double clients[RUNS_MAX] = { 1000 }, rate[RUNS_MAX] = { 2, 4, 6, 8, 10, 12 }, seconds = 300;
+	double clients[RUNS_MAX] = { 1000 }, rate[RUNS_MAX] = { 2, 4, 6, 8, 10, 12 }, seconds = 300, step_ms = 12;
 	uint32_t n_clients = 1, n_rate = 6, pages = 16384, n = 0;
 	static struct figures f[RUNS_MAX * RUNS_MAX];
 	struct times times;
@@ -474,7 +472,7 @@ int main(int argc, char **argv)
 		switch (o) {
 		case 't':
 			if (read_times(&times, optarg)) {
-				fprintf(stderr, "%s: no step times: want aprctl --json status of a daemon that has worked\n",
+				fprintf(stderr, "%s: no step times: want aprctl --json models of a daemon that has worked\n",
 					optarg);
 				return 2;
 			}
@@ -484,6 +482,7 @@ int main(int argc, char **argv)
 		case 's': seconds = strtod(optarg, NULL); break;
 		case 'p': pages = (uint32_t)strtoul(optarg, NULL, 10); break;
 		case 'S': seed = strtoull(optarg, NULL, 10); break;
+		case 'm': step_ms = strtod(optarg, NULL); break;
 		case 'v': svg = optarg; break;
 		case 'C': costs(); return 0;
 		default: return 2;
@@ -494,7 +493,7 @@ int main(int argc, char **argv)
 	for (uint32_t c = 0; c < n_clients; c++) {
 		for (uint32_t r = 0; r < n_rate; r++) {
 			struct sim s = { .clients = (uint32_t)clients[c], .pages = pages, .rate = rate[r], .seconds = seconds,
-					 .times = &times };
+					 .step_ms = step_ms, .times = &times };
 			state = seed * 0x9e3779b97f4a7c15u + 1;
 			run_sim(&s, &f[n++]);
 		}

@@ -27,6 +27,15 @@ SAN_TESTS := $(filter-out $(if $(findstring thread,$(SAN)),$(TSAN_LEAVES_OUT:%=$
 check-san: all tests
 	@$(SAN_ENV) $(B)/tests/runner -a -j2 $(SAN_TESTS)
 
+# CASE 11 at length: ten minutes unless S says another number of seconds
+S ?= 600
+.PHONY: check-isolation bench-simulate
+check-isolation: $(B)/aprd $(B)/tests/system/test_isolation
+	APR_ISOLATION_S=$(S) $(B)/tests/system/test_isolation
+bench-simulate: $(B)/bench/bench_simulate
+	$(B)/bench/bench_simulate --cost
+	$(B)/bench/bench_simulate
+
 demo: setup
 	@scripts/get-model smollm2-135m >/dev/null
 	@$(MAKE) --no-print-directory all

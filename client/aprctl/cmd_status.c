@@ -67,8 +67,8 @@ static json_t *project_list(json_t *list, const char *const *keys)
 }
 
 static const char *const model_keys[] = {"name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes", NULL};
-static const char *const models_keys[] = {"name",     "path",  "arch",  "n_ctx",    "n_vocab",
-					  "numerics", "route", "bytes", "sampling", NULL};
+static const char *const models_keys[] = {"name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes", "sampling",
+					  "share_prefixes", "prompt_tokens", "cached_tokens", "pace", NULL};
 
 static json_t *status_json(json_t *j)
 {
