@@ -39,34 +39,56 @@ static void follow(uint64_t *est, uint64_t seen)
 		set(est, *est - (*est - seen) / 8);
 }
 
+/* The nearest below `at` that was seen; -1 none. */
+static int below(const uint64_t *v, int at)
+{
+	while (--at >= 0 && !v[at])
+		;
+	return at;
+}
+
+/* The nearest above; n none. */
+static int above(const uint64_t *v, int at, int n)
+{
+	while (++at < n && !v[at])
+		;
+	return at;
+}
+
+/* On the line through the two nearest that were seen; of one alone its own time. Too little rather than too much: what
+ * is taken for decode is not seen as the prompt rows'. */
 uint64_t pace_decode_ns(const struct pace *p, uint32_t rows)
 {
-	uint32_t at = decode_at(rows), i;
+	int at = (int)decode_at(rows), a = below(p->decode, at), b = above(p->decode, at, PACE_DECODE);
 
 	if (!rows)
 		return 0;
-	for (i = at + 1; i-- > 0;) /* reckoned by rows from a smaller one: too much rather than too little */
-		if (p->decode[i])
-			return i == at ? p->decode[i] : p->decode[i] << (at - i);
-	for (i = at + 1; i < PACE_DECODE; i++)
-		if (p->decode[i])
-			return p->decode[i];
-	return 0;
+	if (p->decode[at])
+		return p->decode[at];
+	if (b == PACE_DECODE) { /* beyond them all */
+		b = a;
+		a = a < 0 ? -1 : below(p->decode, a);
+	}
+	if (b < 0)
+		return 0;
+	if (a < 0 || p->decode[b] <= p->decode[a])
+		return p->decode[b];
+	uint64_t slope = (p->decode[b] - p->decode[a]) / ((UINT32_C(1) << b) - (UINT32_C(1) << a));
+	return p->decode[a] + slope * ((UINT32_C(1) << at) - (UINT32_C(1) << a));
 }
 
 uint64_t pace_prefill_ns(const struct pace *p, uint32_t rows)
 {
-	uint32_t at = prefill_at(rows), i;
+	int at = (int)prefill_at(rows), a = below(p->prefill, at), b = above(p->prefill, at, PACE_PREFILL);
 
 	if (!rows)
 		return 0;
-	for (i = at + 1; i-- > 0;)
-		if (p->prefill[i])
-			return i == at ? p->prefill[i] : p->prefill[i] / pace_edge[i] * pace_edge[at];
-	for (i = at + 1; i < PACE_PREFILL; i++)
-		if (p->prefill[i])
-			return p->prefill[i];
-	return 0;
+	if (p->prefill[at])
+		return p->prefill[at];
+	uint64_t up = b < PACE_PREFILL ? p->prefill[b] : UINT64_MAX;
+	uint64_t by_rows = a < 0 ? UINT64_MAX : p->prefill[a] / pace_edge[a] * pace_edge[at];
+	uint64_t ns = up < by_rows ? up : by_rows;
+	return ns == UINT64_MAX ? 0 : ns;
 }
 
 static void learn_prefill(struct pace *p, uint32_t rows, uint64_t ns)
@@ -79,7 +101,7 @@ static void learn_prefill(struct pace *p, uint32_t rows, uint64_t ns)
 	for (uint32_t i = 0; i < PACE_PREFILL; i++) {
 		uint64_t most = i <= at ? p->prefill[at] : p->prefill[at] / pace_edge[at] * pace_edge[i];
 		if (p->prefill[i] > most)
-			set(&p->prefill[i], most);
+			set(&p->prefill[i], p->prefill[i] - (p->prefill[i] - most + 7) / 8);
 	}
 }
 
