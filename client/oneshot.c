@@ -158,18 +158,19 @@ static int on_generated(struct apr *c, const struct apr_cqe *e, void *arg)
 	return 0;
 }
 
-static int prepare_gen(struct apr *c, const struct apr_gen *g, uint64_t *seed)
+static int prepare_gen(struct apr *c, const struct apr_gen *g, bool chat, uint64_t *seed)
 {
 	struct apr_sqe *s;
 
-	if (g->size != sizeof(*g) || (g->text && g->ids) || g->samples > UINT16_MAX || g->prio > UINT8_MAX ||
+	if (g->size != sizeof(*g) || ((g->text || chat) && g->ids) || g->samples > UINT16_MAX || g->prio > UINT8_MAX ||
 	    g->flags & ~APR_SQE_FLAGS_ALL)
 		return -EINVAL;
 	int e = entry_or_why(c, &s);
 	if (e)
 		return e;
-	e = g->ids ? apr_prep_generate_ids(c, s, g->ids, g->n_ids, g->max_tokens)
-		   : apr_prep_generate(c, s, g->text, g->len, g->max_tokens);
+	e = chat     ? apr_prep_chat(c, s, g->text, g->len, g->max_tokens)
+	    : g->ids ? apr_prep_generate_ids(c, s, g->ids, g->n_ids, g->max_tokens)
+		     : apr_prep_generate(c, s, g->text, g->len, g->max_tokens);
 	if (!e && g->params)
 		e = apr_sqe_params(c, s, g->params);
 	if (e) {
@@ -199,8 +200,8 @@ static void undo(struct apr *c)
 	}
 }
 
-int apr_generate(struct apr *c, const struct apr_gen *g, apr_token_fn fn, void *arg, struct apr_result *r, char *err,
-		 size_t errlen)
+static int generate(struct apr *c, const struct apr_gen *g, bool chat, apr_token_fn fn, void *arg, struct apr_result *r,
+		    char *err, size_t errlen)
 {
 	struct gen_state st = { fn, arg };
 	struct apr_cqe last;
@@ -210,7 +211,7 @@ int apr_generate(struct apr *c, const struct apr_gen *g, apr_token_fn fn, void *
 	int e = begin(c, &k, err, errlen);
 	if (e)
 		return end(c, &k, e);
-	e = prepare_gen(c, g, &seed);
+	e = prepare_gen(c, g, chat, &seed);
 	if (e) {
 		undo(c);
 		return end(c, &k, e);
@@ -225,6 +226,18 @@ int apr_generate(struct apr *c, const struct apr_gen *g, apr_token_fn fn, void *
 			e = 0;
 	}
 	return end(c, &k, e);
+}
+
+int apr_generate(struct apr *c, const struct apr_gen *g, apr_token_fn fn, void *arg, struct apr_result *r, char *err,
+		 size_t errlen)
+{
+	return generate(c, g, false, fn, arg, r, err, errlen);
+}
+
+int apr_chat(struct apr *c, const struct apr_gen *g, apr_token_fn fn, void *arg, struct apr_result *r, char *err,
+	     size_t errlen)
+{
+	return generate(c, g, true, fn, arg, r, err, errlen);
 }
 
 /* ---- tokenize, detokenize ------------------------------------------------------------ */

@@ -117,6 +117,11 @@ int apr_prep_generate_ids(struct apr *c, struct apr_sqe *s, const uint32_t *ids,
 	return finish_generate(c, s, max_tokens, prep_ids(c, s, APR_OP_GENERATE, ids, n));
 }
 
+int apr_prep_chat(struct apr *c, struct apr_sqe *s, const void *json, size_t len, uint32_t max_tokens)
+{
+	return finish_generate(c, s, max_tokens, prep(c, s, APR_OP_CHAT, APR_IN_MESSAGES, json, len));
+}
+
 int apr_prep_score(struct apr *c, struct apr_sqe *s, const uint32_t *ids, size_t n)
 {
 	return prep_ids(c, s, APR_OP_SCORE, ids, n);

@@ -363,7 +363,7 @@ static int pump_run(struct core *c, struct run *run)
 {
 	int e;
 
-	if (run->r->sqe.op == APR_OP_GENERATE) {
+	if (op_generates(run->r->sqe.op)) {
 		while ((e = pump_text(c, run)) > 0)
 			;
 		if (!e && run->state == RUN_FLUSHING)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Owns: the intake's threads and their work. See intake.h. */
 #include "daemon/intake.h"
+#include "daemon/chat.h"
 #include "daemon/core.h"
 #include <errno.h>
 #include <signal.h>
@@ -87,11 +88,24 @@ static int take_text(struct request *r)
 	return 0;
 }
 
+static int take_messages(struct request *r)
+{
+	const struct chat_input in = { .json = (const char *)r->input,
+				       .len = r->sqe.in_len,
+				       .parse_special = r->sqe.flags & APR_SQE_PARSE_SPECIAL,
+				       .replayable = r->sqe.flags & APR_SQE_REPLAYABLE,
+				       .most = r->model->info.n_ctx };
+	int e = chat_ids(r->model->chat, &in, &r->ids, &r->n_ids, r->words, sizeof(r->words));
+
+	return e ? fail(r, e, e == -EOPNOTSUPP ? offsetof(struct apr_sqe, op) : offsetof(struct apr_sqe, in_off), NULL) : 0;
+}
+
 static int take_input(struct request *r)
 {
 	switch (r->sqe.in_fmt) {
 	case APR_IN_TEXT: return take_text(r);
 	case APR_IN_IDS: return take_ids(r);
+	case APR_IN_MESSAGES: return take_messages(r);
 	default: return fail(r, -EOPNOTSUPP, offsetof(struct apr_sqe, in_fmt), "this input format is not built");
 	}
 }
@@ -160,7 +174,7 @@ static int take_params(struct request *r)
 
 	if (r->params)
 		e = apr_check_params(r->params, r->sqe.par_len, r->sqe.op, APR_FEATURES, &r->view, &r->fault);
-	if (e || r->sqe.op != APR_OP_GENERATE)
+	if (e || !op_generates(r->sqe.op))
 		return e;
 	e = take_sampling(r);
 	if (!e)

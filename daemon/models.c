@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Owns: the table of served models and vocabulary regions. See models.h. */
 #include "daemon/models.h"
+#include "daemon/chat.h"
 #include "shm/region.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -78,6 +79,7 @@ static void served_free(struct served *s)
 	if (s->vocab_fd >= 0)
 		close(s->vocab_fd);
 	batch_fini(&s->batch);
+	chat_free(s->chat);
 	free(s->path);
 	free(s);
 }
@@ -99,8 +101,10 @@ int served_load(struct models *m, const char *name, const char *path, struct ser
 	if (!e) {
 		apr_loaded_info(s->loaded, &s->info);
 		e = vocab_make(s);
+		if (!e)
+			e = chat_new(&s->chat, s->loaded);
 		if (e) {
-			snprintf(err, errlen, "%s: no memory for the vocabulary region", path);
+			snprintf(err, errlen, "%s: no memory for the vocabulary region or the chat template", path);
 			apr_engine_unload(m->engine, s->loaded);
 		}
 	}

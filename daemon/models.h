@@ -29,6 +29,7 @@ struct served {
 	char name[64];
 	char *path;
 	struct apr_loaded *loaded;
+	struct chat *chat; /* the file's template */
 	struct apr_loaded_info info; /* as of loading; pages are asked anew */
 	int vocab_fd;
 	uint64_t vocab_bytes;

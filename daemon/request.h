@@ -19,9 +19,16 @@ struct core;
 
 /* what WELCOME says is built */
 #define APR_FEATURES                                                                                                   \
-	(APR_FEAT_SAMPLING | APR_FEAT_LOGPROBS | APR_FEAT_SAMPLES | APR_FEAT_REPLAY | APR_FEAT_VOCAB | APR_FEAT_FORCED)
-#define APR_OPCODES (UINT64_C(1) << APR_OP_NOP | UINT64_C(1) << APR_OP_GENERATE | UINT64_C(1) << APR_OP_SCORE | \
+	(APR_FEAT_SAMPLING | APR_FEAT_LOGPROBS | APR_FEAT_SAMPLES | APR_FEAT_REPLAY | APR_FEAT_MESSAGES | APR_FEAT_VOCAB | \
+	 APR_FEAT_FORCED)
+#define APR_OPCODES (UINT64_C(1) << APR_OP_NOP | UINT64_C(1) << APR_OP_GENERATE | UINT64_C(1) << APR_OP_CHAT | \
+		     UINT64_C(1) << APR_OP_SCORE | \
 		     UINT64_C(1) << APR_OP_TOKENIZE | UINT64_C(1) << APR_OP_DETOKENIZE | UINT64_C(1) << APR_OP_CANCEL)
+
+static inline bool op_generates(uint8_t op)
+{
+	return op == APR_OP_GENERATE || op == APR_OP_CHAT;
+}
 
 enum run_state { RUN_WAITING, RUN_ACTIVE, RUN_FLUSHING, RUN_DONE };
 

@@ -56,7 +56,7 @@ void sched_enqueue(struct core *c, struct request *r)
 	r->scope = scope_of(c, r);
 	q->deadline = r->deadline;
 	q->prompt = r->n_ids;
-	q->n = r->sqe.op == APR_OP_GENERATE && r->sqe.n > 1 ? r->sqe.n : 1;
+	q->n = op_generates(r->sqe.op) && r->sqe.n > 1 ? r->sqe.n : 1;
 	q->cls = cls[r->sqe.prio < 3 ? r->sqe.prio : 0];
 	q->max_pages = r->s->who->limits.kv_pages;
 	q->after_first = q->n > 1;
@@ -94,7 +94,7 @@ void sched_gone(struct request *r)
 
 static int make_runs(struct request *r)
 {
-	uint32_t n = r->sqe.op == APR_OP_GENERATE && r->sqe.n > 1 ? r->sqe.n : 1, len, pos = 0;
+	uint32_t n = op_generates(r->sqe.op) && r->sqe.n > 1 ? r->sqe.n : 1, len, pos = 0;
 
 	r->stops = r->view.n_stop ? calloc(r->view.n_stop, sizeof(*r->stops)) : NULL;
 	r->runs = calloc(n, sizeof(*r->runs));
@@ -273,7 +273,7 @@ static uint32_t op_peek(void *arg, const struct batch_req *q)
 {
 	const struct request *r = request_of(q);
 
-	return r->sqe.op == APR_OP_GENERATE
+	return op_generates(r->sqe.op)
 		       ? apr_loaded_peek(((const struct served *)arg)->loaded, r->scope, r->ids, r->n_ids)
 		       : 0;
 }
@@ -547,7 +547,7 @@ static void take_record(struct core *c, const struct apr_record *rec)
 
 	if (!r->first)
 		r->first = c->now;
-	if (rec->has_token && r->sqe.op == APR_OP_GENERATE && rec->index >= r->view.n_resume)
+	if (rec->has_token && op_generates(r->sqe.op) && rec->index >= r->view.n_resume)
 		quota_work(r->s->who, 1, c->now);
 	if (rec->has_token)
 		e = r->sqe.op == APR_OP_SCORE ? add_score(r, rec) : add_token(run, rec);

@@ -67,8 +67,8 @@ static int admit(struct core *c, struct session *s, const struct apr_sqe *sqe, s
 			*f = (struct apr_fault){ -ESTALE, at, "this model has been unloaded" };
 		else
 			*f = (struct apr_fault){ -ENOENT, at, "no model has this id" };
-	} else if (sqe->n > 1 && sqe->op != APR_OP_GENERATE) {
-		*f = (struct apr_fault){ -EINVAL, offsetof(struct apr_sqe, n), "n is for GENERATE alone" };
+	} else if (sqe->n > 1 && !op_generates(sqe->op)) {
+		*f = (struct apr_fault){ -EINVAL, offsetof(struct apr_sqe, n), "n is for GENERATE and CHAT alone" };
 	} else {
 		return 0;
 	}
@@ -262,7 +262,7 @@ void service_taken_in(void *core, struct mail *m)
 	if (r->fault.err) {
 		const char *words = r->words[0] ? r->words : NULL;
 		request_finish(c, r, r->fault.err, APR_FINISH_ERROR, r->fault.why ? r->fault.why : words);
-	} else if (r->sqe.op == APR_OP_GENERATE || r->sqe.op == APR_OP_SCORE) {
+	} else if (op_generates(r->sqe.op) || r->sqe.op == APR_OP_SCORE) {
 		int e = quota_prompt(s->who, r->n_ids, c->now, r->words, sizeof(r->words));
 		if (e)
 			request_finish(c, r, e, APR_FINISH_ERROR, r->words);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Owns: the worker's beginning and end, its io loop, the loader. See worker.h. */
 #include "daemon/worker.h"
+#include "daemon/chat.h"
 #include "daemon/graphs.h"
 #include <errno.h>
 #include <poll.h>
@@ -80,6 +81,8 @@ static void job_done(void *io, struct mail *m)
 		log_warn("%s", j->words);
 	else
 		log_info("%s: %s", j->name, j->warm ? "warmed up" : j->unload ? "unloaded" : "loaded");
+	if (!j->err && !j->unload && !j->warm && chat_why(j->served->chat))
+		log_info("%s: CHAT is not served: %s", j->name, chat_why(j->served->chat));
 	if (j->first) {
 		if (ends) {
 			tell(w, CTL_FAILED, 0);

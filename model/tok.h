@@ -82,6 +82,9 @@ int tok_special_init(struct apr_tokenizer *t, const struct gguf *g, const struct
 /* The first special piece in text[pos..len): its place, id and end; false where there is none. */
 bool tok_special_find(const struct apr_tokenizer *t, const struct tok_special *set, const char *text, size_t len,
                       size_t pos, size_t *at, size_t *end, uint32_t *id);
+/* The same in a text of which some bytes (mark not 0) come from outside: those are in no CONTROL or UNKNOWN piece. */
+bool tok_special_find_marked(const struct apr_tokenizer *t, const char *text, const uint8_t *mark, size_t len,
+                             size_t pos, size_t *at, size_t *end, uint32_t *id);
 /* Reads the file's tables into t (tok_load.c). Fills err. */
 int tok_load(struct apr_tokenizer *t, const struct gguf *g, char *err, size_t errlen);
 /* End-of-turn pieces that go by their text: NULL-terminated. */

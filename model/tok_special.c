@@ -208,3 +208,33 @@ bool tok_special_find(const struct apr_tokenizer *t, const struct tok_special *s
 	}
 	return false;
 }
+
+bool tok_special_find_marked(const struct apr_tokenizer *t, const char *text, const uint8_t *mark, size_t len,
+                             size_t pos, size_t *at, size_t *end, uint32_t *id)
+{
+	size_t own = pos; /* where the template's bytes around pos end */
+
+	for (; pos < len; pos++) {
+		unsigned b = (uint8_t)text[pos];
+		uint32_t n = 0, k = 0, user = 0;
+
+		if (own < pos)
+			own = pos;
+		while (own < len && !mark[own])
+			own++;
+		if (own > pos && t->with_flag.first[b] < t->with_flag.first[b + 1])
+			n = match(t, &t->with_flag, text + pos, own - pos, id);
+		if (t->always.first[b] < t->always.first[b + 1])
+			k = match(t, &t->always, text + pos, len - pos, &user);
+		if (k > n) { /* goes on beyond the template's bytes */
+			n = k;
+			*id = user;
+		}
+		if (n) {
+			*at = pos;
+			*end = pos + n;
+			return true;
+		}
+	}
+	return false;
+}

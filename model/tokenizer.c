@@ -63,19 +63,30 @@ int tok_push(struct tok_out *o, uint32_t id)
 	return 0;
 }
 
-static int encode(const struct apr_tokenizer *t, const char *text, size_t len, unsigned flags, struct tok_out *o)
+/* mark NULL: special pieces are found in all of text or, without the flag, nowhere */
+static bool next_special(const struct apr_tokenizer *t, const char *text, const uint8_t *mark, size_t len,
+                         unsigned flags, size_t pos, size_t *at, size_t *end, uint32_t *id)
 {
-	const struct tok_special *set = flags & APR_TOK_PARSE_SPECIAL ? &t->with_flag : &t->always;
+	if (mark && !(flags & APR_TOK_PARSE_SPECIAL))
+		return tok_special_find_marked(t, text, mark, len, pos, at, end, id);
+	return tok_special_find(t, flags & APR_TOK_PARSE_SPECIAL ? &t->with_flag : &t->always, text, len, pos, at, end, id);
+}
+
+static int encode(const struct apr_tokenizer *t, const char *text, const uint8_t *mark, size_t len, unsigned flags,
+                  struct tok_out *o)
+{
 	struct tok_scratch scratch = {0};
-	size_t pos = 0, at, end = 0;
+	size_t pos = 0, at = 0, end = 0;
 	bool prefix = t->space_prefix, found;
 	uint32_t id = 0;
 	int rc = 0;
 
-	if (flags & APR_TOK_ADD_BOS && t->adds_bos)
+	/* a template may have written it already */
+	found = mark && len && next_special(t, text, mark, len, flags, 0, &at, &end, &id) && !at && id == (uint64_t)t->bos;
+	if (flags & APR_TOK_ADD_BOS && t->adds_bos && !found)
 		rc = tok_push(o, (uint32_t)t->bos);
 	while (!rc && pos < len) {
-		found = tok_special_find(t, set, text, len, pos, &at, &end, &id);
+		found = next_special(t, text, mark, len, flags, pos, &at, &end, &id);
 		if (!found)
 			at = end = len;
 		rc = t->spm ? tok_spm(t, text + pos, at - pos, prefix, &scratch, o)
@@ -90,8 +101,8 @@ static int encode(const struct apr_tokenizer *t, const char *text, size_t len, u
 	return rc;
 }
 
-int apr_tok_encode(const struct apr_tokenizer *t, const char *text, size_t len, unsigned flags, uint32_t max_ids,
-                 uint32_t **ids, uint32_t *n_ids)
+int apr_tok_encode_marked(const struct apr_tokenizer *t, const char *text, const uint8_t *mark, size_t len,
+                          unsigned flags, uint32_t max_ids, uint32_t **ids, uint32_t *n_ids)
 {
 	struct tok_out o = {.max = max_ids};
 	int rc;
@@ -102,7 +113,7 @@ int apr_tok_encode(const struct apr_tokenizer *t, const char *text, size_t len, 
 	if (!o.id)
 		return -ENOMEM;
 	o.cap = 64;
-	rc = encode(t, text, len, flags, &o);
+	rc = encode(t, text, mark, len, flags, &o);
 	if (rc) {
 		free(o.id);
 		return rc;
@@ -110,6 +121,12 @@ int apr_tok_encode(const struct apr_tokenizer *t, const char *text, size_t len, 
 	*ids = o.id;
 	*n_ids = o.n;
 	return 0;
+}
+
+int apr_tok_encode(const struct apr_tokenizer *t, const char *text, size_t len, unsigned flags, uint32_t max_ids,
+                 uint32_t **ids, uint32_t *n_ids)
+{
+	return apr_tok_encode_marked(t, text, NULL, len, flags, max_ids, ids, n_ids);
 }
 
 const char *apr_piece(const struct apr_tokenizer *t, uint32_t id, bool special, size_t *len)

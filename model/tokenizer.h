@@ -3,7 +3,7 @@
  * Text to token ids and back, from the tables of an open model.
  *
  * Owns: vocabulary, merges, the pre-tokenizers, special tokens, end ids.
- * Does not own: chat templates (a later issue), streaming state of a request
+ * Does not own: chat templates (template/), streaming state of a request
  * (struct apr_detok here is a value that the caller keeps).
  *
  * A struct apr_tokenizer is immutable after creation and may be used by any
@@ -51,6 +51,13 @@ void apr_tokenizer_free(struct apr_tokenizer *t);
  * is refused, since the ids could only stand for another text. */
 int apr_tok_encode(const struct apr_tokenizer *t, const char *text, size_t len, unsigned flags, uint32_t max_ids,
                  uint32_t **ids, uint32_t *n_ids);
+
+/* A rendered chat template: mark[i] says of each byte whether it came from outside (not 0). A CONTROL or UNKNOWN
+ * piece is found only where all of its bytes are the template's (0); everything else is as it would be in one text.
+ * APR_TOK_ADD_BOS puts BOS in front unless the template wrote it there; APR_TOK_PARSE_SPECIAL makes the marks of no
+ * account. */
+int apr_tok_encode_marked(const struct apr_tokenizer *t, const char *text, const uint8_t *mark, size_t len,
+                          unsigned flags, uint32_t max_ids, uint32_t **ids, uint32_t *n_ids);
 
 /* Bytes of one id as it stands in running text (never NUL-terminated; may be half a
  * character). Control pieces give their text only with special true, else 0 bytes.

@@ -127,6 +127,8 @@ APR_API void *apr_sqe_param_space(struct apr *c, struct apr_sqe *sqe, size_t len
 APR_API int apr_prep_generate(struct apr *c, struct apr_sqe *sqe, const void *text, size_t len, uint32_t max_tokens);
 APR_API int apr_prep_generate_ids(struct apr *c, struct apr_sqe *sqe, const uint32_t *ids, size_t n,
 				  uint32_t max_tokens);
+/* json[len]: messages for the model's own template, as aprd-protocol(7) has them under MESSAGES. */
+APR_API int apr_prep_chat(struct apr *c, struct apr_sqe *sqe, const void *json, size_t len, uint32_t max_tokens);
 APR_API int apr_prep_score(struct apr *c, struct apr_sqe *sqe, const uint32_t *ids, size_t n);
 APR_API int apr_prep_tokenize(struct apr *c, struct apr_sqe *sqe, const void *text, size_t len);
 APR_API int apr_prep_detokenize(struct apr *c, struct apr_sqe *sqe, const uint32_t *ids, size_t n);
@@ -332,6 +334,9 @@ struct apr_result {
 /* fn may be NULL. r may be NULL. */
 APR_API int apr_generate(struct apr *c, const struct apr_gen *g, apr_token_fn fn, void *arg, struct apr_result *r,
 			 char *err, size_t errlen);
+/* The same for a conversation: g->text[g->len] is JSON as for apr_prep_chat, g->ids is NULL. */
+APR_API int apr_chat(struct apr *c, const struct apr_gen *g, apr_token_fn fn, void *arg, struct apr_result *r, char *err,
+		     size_t errlen);
 /* flags: APR_SQE_PARSE_SPECIAL, APR_SQE_ADD_BOS. *ids malloc'd. */
 APR_API int apr_tokenize(struct apr *c, uint32_t model, const void *text, size_t len, uint32_t flags, uint32_t **ids,
 			 size_t *n, char *err, size_t errlen);
