@@ -596,7 +596,7 @@ static int provide(const char *shape, const char *mix, const char *dir)
 	e = apr_test_write_shape(b.model, shape, mix, 0, 7);
 	if (e)
 		fprintf(stderr, "bench_gpu: %s: %s\n", b.model, strerror(-e));
-	else
+	else if (now() - t0 > 0.5)
 		single("random model written", "s", now() - t0, "");
 	return e;
 }
@@ -628,6 +628,13 @@ static void measure(char **parts, bool whole)
 		routes();
 	if (wanted(parts, "peer"))
 		peer();
+}
+
+/* Is there a device? Asked with a small model, before gigabytes are written. */
+static void probe(void)
+{
+	if (!provide("small", "Q8_0", b.dir) && start(NULL, NULL) >= 0)
+		stop();
 }
 
 static int usage(void)
@@ -662,6 +669,7 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	snprintf(b.home, sizeof b.home, "%s", dirname(dirname(self)));
+	probe();
 	for (unsigned i = 0; i < n && !rc && !b.absent; i++) {
 		if (sscanf(file[i], "%39[^:]:%15s", shape, mix) != 2 || !apr_test_shape_bytes(shape, mix)) {
 			fprintf(stderr, "bench_gpu: %s: not a SHAPE:MIX\n", file[i]);
