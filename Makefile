@@ -66,7 +66,8 @@ APRCTL := $(call src,client/aprctl)
 FAKE := $(call src,client/fake)
 MODEL := $(call src,model)
 TEMPLATE := $(call src,template)
-KERNELS := $(call src,kernels/common kernels/cpu)
+# attn_cut.c is host code of the CUDA backend that needs no toolkit, so it is tested everywhere
+KERNELS := $(call src,kernels/common kernels/cpu) kernels/cuda/attn_cut.c
 ENGINE := $(call src,engine)
 DAEMON := $(filter-out daemon/main.c,$(call src,daemon))
 SUPPORT := $(call src,tests/support)

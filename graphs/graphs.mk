@@ -5,7 +5,7 @@
 #   make cuda-variants  the builds that check-gpu also runs
 
 GRAPHS_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(sort $(wildcard graphs/*.c))) \
-	$(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard graphs/*.cu)))
+	$(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard graphs/*.cu))) $(B)/obj/kernels/cuda/attn_cut.o
 CUDA_MODULE := $(B)/libaprd-cuda.so
 GPU_RUNS := $(B)/run_score $(B)/run_stress
 

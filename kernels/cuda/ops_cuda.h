@@ -28,6 +28,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/cuda/attn_cut.h"
 #include "kernels/ops.h"
 
 #ifdef __cplusplus
@@ -147,34 +148,11 @@ int apr_cuda_prefill_act(const struct apr_cuda_launch *l, uint32_t act, const fl
 int apr_cuda_prefill_finish(const struct apr_cuda_launch *l, float *y, uint32_t n, const float *scale,
                             const float *bias);
 
-/* At most 64 consecutive positions of one sequence in consecutive rows; tiles of a step in any order (heaviest first is
- * fastest), in device memory: n_tiles[0] of them. A row's result does not depend on how rows are cut into tiles.
- * A tile over many keys may be divided, so that it fills the device: it then stands once for each range of segments
- * (together all of its segments: position / APR_CUDA_ATTN_SEG of its last row, + 1), and once more after the
- * n_tiles[0], among n_tiles[1] divided tiles (apr_cuda_attn_cut does it). max_tiles bounds both together. */
-#define APR_CUDA_ATTN_SEG 1024u /* keys that have one running state in a prompt's attention */
-#define APR_CUDA_ATTN_DIVIDED 32u /* divided tiles of a step, at most */
-#define APR_CUDA_WHOLE 0xffffffffu
-struct apr_cuda_attn_tile {
-	uint32_t slot, row, rows, pos; /* row, pos: of the first */
-	uint32_t seg, segs; /* the range; whole: 0 and APR_CUDA_ATTN_SEGS; among the divided: how many ranges, 0 */
-	uint32_t part;      /* divided: its segments' results go to parts part …; below apr_cuda_attn_parts */
-	uint32_t merge;     /* APR_CUDA_WHOLE, or its place among the divided */
-};
-#define APR_CUDA_ATTN_SEGS (1u << 18) /* of a whole tile */
-struct apr_cuda_attn_plan { /* what the division of a step's tiles goes by */
-	uint32_t sms, items; /* multiprocessors; blocks' worth of work that a tile is, in a layer */
-	uint32_t parts;      /* that scratch holds */
-};
-/* Blocks that a tile keeps busy, and parts that the scratch of these limits holds */
+/* Blocks that a tile keeps busy, and parts that the scratch of these limits holds: for apr_cuda_attn_cut. */
 uint32_t apr_cuda_attn_items(const struct apr_cuda_limits *l);
 uint32_t apr_cuda_attn_parts(const struct apr_cuda_limits *l);
-/* On the host: the tiles of n rows, heaviest first, few tiles over many keys divided; n_tiles[2]. tiles has room for as
- * many as sequences and rows need (ceil(n / 64) + sequences - 1) and APR_CUDA_ATTN_MORE. */
-#define APR_CUDA_ATTN_RANGES 128u /* that tiles are divided into beyond one each, at most */
-#define APR_CUDA_ATTN_MORE (APR_CUDA_ATTN_RANGES + APR_CUDA_ATTN_DIVIDED)
-void apr_cuda_attn_cut(const struct apr_cuda_attn_plan *p, const uint32_t *pos, const uint32_t *slot, uint32_t n,
-                       struct apr_cuda_attn_tile *tiles, uint32_t *n_tiles);
+/* tiles, n_tiles[2]: device memory, as apr_cuda_attn_cut makes them; max_tiles bounds both kinds together. A row's
+ * result does not depend on how rows are cut into tiles, nor tiles divided. */
 int apr_cuda_prefill_attn(const struct apr_cuda_launch *l, const struct apr_op_attn *op,
                           const struct apr_cuda_attn_tile *tiles, const uint32_t *n_tiles, uint32_t max_tiles);
 

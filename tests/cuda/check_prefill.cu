@@ -379,39 +379,6 @@ static void attention(const struct shape_heads &h, apr_kv_type type, uint32_t ct
 	}
 }
 
-/* Every key of every row once, whatever the plan; divided only where that ends sooner */
-static void attn_plan(void)
-{
-	const struct {
-		uint32_t items, parts, rows, pos, divided;
-	} one[] = {{16, 128, 64, 32704, 1}, {16, 128, 2048, 0, 0}, {16, 32, 64, 4000, 1}, {16, 128, 512, 7680, 0},
-	           {16, 128, 128, 4096, 2}, {4, 8, 64, 200, 0},    {4, 3, 64, 3500, 0},   {6, 64, 300, 5000, 5},
-	           {32, 0, 64, 9000, 0},    {16, 512, 64, 200000, 1}};
-
-	for (const auto &w : one) {
-		apr_cuda_attn_plan p = {132, w.items, w.parts};
-		std::vector<apr_cuda_attn_tile> t((w.rows + 63) / 64 + APR_CUDA_ATTN_MORE);
-		std::vector<uint32_t> pos(w.rows), slot(w.rows, 3);
-		uint32_t n[2], bad = 0;
-
-		for (uint32_t i = 0; i < w.rows; i++)
-			pos[i] = w.pos + i;
-		apr_cuda_attn_cut(&p, pos.data(), slot.data(), w.rows, t.data(), n);
-		for (uint32_t i = 0; i < w.rows; i++)
-			for (uint32_t seg = 0; seg <= pos[i] / APR_CUDA_ATTN_SEG; seg++) {
-				uint32_t times = 0;
-
-				for (uint32_t k = 0; k < n[0]; k++)
-					times += i >= t[k].row && i < t[k].row + t[k].rows && t[k].pos + i - t[k].row == pos[i] &&
-					         seg >= t[k].seg && seg < t[k].seg + t[k].segs;
-				bad += times != 1;
-			}
-		for (uint32_t k = 0; k < n[0]; k++)
-			bad += t[k].merge != APR_CUDA_WHOLE && (t[k].merge >= n[1] || t[n[0] + t[k].merge].row != t[k].row);
-		CHECK(!bad && n[1] == w.divided, "plan of %u rows at %u: %u wrong, %u divided", w.rows, w.pos, bad, n[1]);
-	}
-}
-
 void check_prefill(void)
 {
 	for (uint32_t n : {576u, 640u, 4096u, 14336u})
@@ -433,7 +400,6 @@ void check_attn_prefill(void)
 		          false);
 	attention(shape_heads[0], APR_KV_F32, 700, true);
 	attention(shape_heads[6], APR_KV_BF16, 700, true);
-	attn_plan();
 }
 
 /* As little as shows every path of the warpgroups' kernel: for compute-sanitizer */

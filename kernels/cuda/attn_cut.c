@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Prompt rows cut into the tiles that attention takes; on the host.
+ * Prompt rows cut into the tiles that attention takes.
  *
  * Owns: tiles of at most 64 consecutive positions of a sequence, heaviest first, and
  * the division of few tiles over many keys among the multiprocessors. What a row
  * comes to does not depend on either.
  */
-#include "kernels/cuda/ops_cuda.h"
+#include "kernels/cuda/attn_cut.h"
 
 #define SEG APR_CUDA_ATTN_SEG
 
-static uint32_t segs_of(const apr_cuda_attn_tile *t)
+static uint32_t segs_of(const struct apr_cuda_attn_tile *t)
 {
 	return (t->pos + t->rows - 1) / SEG + 1;
 }
 
-static uint32_t keys_of(const apr_cuda_attn_tile *t)
+static uint32_t keys_of(const struct apr_cuda_attn_tile *t)
 {
 	uint32_t last = t->pos + t->rows - 1, end = (t->seg + t->segs) * SEG;
 
@@ -23,12 +23,12 @@ static uint32_t keys_of(const apr_cuda_attn_tile *t)
 }
 
 /* Few, and nearly sorted backwards. */
-static void heaviest_first(apr_cuda_attn_tile *t, uint32_t n)
+static void heaviest_first(struct apr_cuda_attn_tile *t, uint32_t n)
 {
 	uint32_t i, k;
 
 	for (i = 1; i < n; i++) {
-		apr_cuda_attn_tile one = t[i];
+		struct apr_cuda_attn_tile one = t[i];
 
 		for (k = i; k > 0 && keys_of(&t[k - 1]) < keys_of(&one); k--)
 			t[k] = t[k - 1];
@@ -37,7 +37,7 @@ static void heaviest_first(apr_cuda_attn_tile *t, uint32_t n)
 }
 
 /* The most segments a range may have so that the last multiprocessor ends soonest; 0: undivided tiles do as well. */
-static uint32_t range_of(const apr_cuda_attn_plan *p, const apr_cuda_attn_tile *t, uint32_t n)
+static uint32_t range_of(const struct apr_cuda_attn_plan *p, const struct apr_cuda_attn_tile *t, uint32_t n)
 {
 	uint32_t i, c, most = 1, best = 0;
 	uint64_t cost;
@@ -62,9 +62,9 @@ static uint32_t range_of(const apr_cuda_attn_plan *p, const apr_cuda_attn_tile *
 }
 
 /* Tiles of more than c segments become ranges of c; the divided ones follow the n, which is returned. */
-static uint32_t divide(const apr_cuda_attn_plan *p, apr_cuda_attn_tile *t, uint32_t n, uint32_t c, uint32_t *n_divided)
+static uint32_t divide(const struct apr_cuda_attn_plan *p, struct apr_cuda_attn_tile *t, uint32_t n, uint32_t c, uint32_t *n_divided)
 {
-	apr_cuda_attn_tile divided[APR_CUDA_ATTN_DIVIDED];
+	struct apr_cuda_attn_tile divided[APR_CUDA_ATTN_DIVIDED];
 	uint32_t i, k, whole = n, parts = 0, d = 0;
 
 	for (i = 0; i < whole; i++) {
@@ -78,7 +78,7 @@ static uint32_t divide(const apr_cuda_attn_plan *p, apr_cuda_attn_tile *t, uint3
 		divided[d].seg = ranges;
 		divided[d++].segs = 0;
 		for (k = 0; k < ranges; k++) {
-			apr_cuda_attn_tile *r = k ? &t[n++] : &t[i];
+			struct apr_cuda_attn_tile *r = k ? &t[n++] : &t[i];
 
 			*r = t[i];
 			r->seg = k * c;
@@ -93,17 +93,18 @@ static uint32_t divide(const apr_cuda_attn_plan *p, apr_cuda_attn_tile *t, uint3
 	return n;
 }
 
-extern "C" void apr_cuda_attn_cut(const apr_cuda_attn_plan *p, const uint32_t *pos, const uint32_t *slot, uint32_t n,
-                                  apr_cuda_attn_tile *tiles, uint32_t *n_tiles)
+void apr_cuda_attn_cut(const struct apr_cuda_attn_plan *p, const uint32_t *pos, const uint32_t *slot, uint32_t n,
+                                  struct apr_cuda_attn_tile *tiles, uint32_t *n_tiles)
 {
 	uint32_t i, k, c;
 
 	n_tiles[0] = n_tiles[1] = 0;
 	for (i = 0; i < n; i += k) {
-		for (k = 1; k < 64 && i + k < n; k++)
+		for (k = 1; k < APR_CUDA_ATTN_ROWS && i + k < n; k++)
 			if (slot[i + k] != slot[i] || pos[i + k] != pos[i] + k)
 				break;
-		tiles[n_tiles[0]++] = {slot[i], i, k, pos[i], 0, APR_CUDA_ATTN_SEGS, 0, APR_CUDA_WHOLE};
+		tiles[n_tiles[0]++] = (struct apr_cuda_attn_tile){.slot = slot[i], .row = i, .rows = k, .pos = pos[i],
+		                                                  .segs = APR_CUDA_ATTN_SEGS, .merge = APR_CUDA_WHOLE};
 	}
 	heaviest_first(tiles, n_tiles[0]);
 	c = range_of(p, tiles, n_tiles[0]);
