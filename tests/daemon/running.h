@@ -10,6 +10,7 @@
 #include "shm/region.h"
 #include "shm/ring.h"
 #include "tests/harness.h"
+#include "tests/support/aprd.h"
 #include "tests/support/gguf_writer.h"
 #include <apr/client.h>
 #include <dirent.h>
@@ -90,15 +91,15 @@ UNUSED static int log_has(const struct daemon *d, const char *what)
 
 /* ---- starting and stopping ----------------------------------------------------------- */
 
-/* Arguments after the program's name; the last is NULL. stderr goes to d->log. Does not wait. */
+/* Arguments after the program's name and a -b that they may override; the last is NULL. stderr goes to d->log. Does not wait. */
 UNUSED static void daemon_spawn(struct daemon *d, const char *const *args)
 {
-	const char *argv[40] = { "aprd" };
+	const char *argv[44] = { "aprd", "-b", test_aprd_backend() };
 	char program[4200];
-	int n = 1;
+	int n = 3;
 
-	while (args[n - 1]) {
-		argv[n] = args[n - 1];
+	while (args[n - 3]) {
+		argv[n] = args[n - 3];
 		n++;
 	}
 	if (getenv("APR_TEST_TWO_DEEP")) { /* test_two_deep.c runs a suite again */

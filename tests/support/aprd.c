@@ -43,14 +43,21 @@ static int notify_socket(const char *dir, char *path, size_t n)
 	return fd;
 }
 
+const char *test_aprd_backend(void)
+{
+	const char *name = getenv("APR_TEST_BACKEND");
+
+	return name && *name ? name : "cpu";
+}
+
 static void child(const struct test_aprd *d, const char *program, const char *dir, const char *notify,
 		  const char *const *args)
 {
-	const char *argv[MAX_ARGS + 4] = {program, "-s", d->sock};
+	const char *argv[MAX_ARGS + 6] = {program, "-b", test_aprd_backend(), "-s", d->sock};
 	int log = open(d->log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
 
 	for (int i = 0; i < MAX_ARGS && args && args[i]; i++) {
-		argv[3 + i] = args[i];
+		argv[5 + i] = args[i];
 		if (strstr(args[i], dir)) /* a model made for the test: its packed weights are of no use later */
 			setenv("XDG_CACHE_HOME", dir, 1);
 	}

@@ -16,7 +16,9 @@ struct test_aprd {
 	char log[160]; /* its stderr goes here */
 };
 
-/* Runs `program -s SOCKET args...` (args ends with NULL) in folder dir and waits until READY=1 came on a
+/* The backend that tests ask for where they name none: the CPU, also where there is a GPU; APR_TEST_BACKEND names another. */
+const char *test_aprd_backend(void);
+/* Runs `program -b BACKEND -s SOCKET args...` (args ends with NULL; another -b among them wins) in folder dir and waits until READY=1 came on a
  * NOTIFY_SOCKET made for it. 0, -ETIMEDOUT, or -ECHILD when it ended first (its log goes to stderr). */
 int test_aprd_start(struct test_aprd *d, const char *program, const char *dir, const char *const *args);
 /* SIGTERM and wait; its exit status, or -1 when it had to be killed or died by a signal. */
