@@ -112,19 +112,12 @@ static void run(struct drive_job *jobs, uint32_t n)
 	}
 }
 
-static bool token_equal(const struct drive_token *x, const struct drive_token *y)
-{
-	return x->id == y->id && !memcmp(&x->logprob, &y->logprob, sizeof x->logprob) && x->n_top == y->n_top &&
-	       !memcmp(x->top_id, y->top_id, x->n_top * sizeof *x->top_id) &&
-	       !memcmp(x->top_logprob, y->top_logprob, x->n_top * sizeof *x->top_logprob);
-}
-
 static bool same(const struct drive_job *a, const struct drive_job *b, const char *what)
 {
 	uint32_t i = 0;
 	bool ok = !a->rc && !b->rc && a->n_tok == b->n_tok && a->n_tok && a->end == b->end;
 
-	while (ok && i < a->n_tok && token_equal(&a->tok[i], &b->tok[i]))
+	while (ok && i < a->n_tok && drive_same_token(&a->tok[i], &b->tok[i]))
 		i++;
 	ok = ok && i == a->n_tok;
 	check(ok, what);

@@ -244,3 +244,10 @@ void drive_done(struct drive_job *jobs, uint32_t n)
 		jobs[i].seq = NULL;
 	}
 }
+
+bool drive_same_token(const struct drive_token *a, const struct drive_token *b)
+{
+	return a->index == b->index && a->id == b->id && !memcmp(&a->logprob, &b->logprob, sizeof a->logprob) &&
+	       a->n_top == b->n_top && !memcmp(a->top_id, b->top_id, a->n_top * sizeof *a->top_id) &&
+	       !memcmp(a->top_logprob, b->top_logprob, a->n_top * sizeof *a->top_logprob);
+}

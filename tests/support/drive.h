@@ -63,6 +63,8 @@ extern bool drive_one_step;
 /* Runs all jobs to their ends, with as many steps in flight as there is room for. Returns steps run; negative: a failure of the engine. */
 int drive_run(struct apr_loaded *m, struct apr_engine *e, struct drive_job *jobs, uint32_t n);
 void drive_done(struct drive_job *jobs, uint32_t n); /* frees results */
+/* Equal ids and equal bits of every log-probability? */
+bool drive_same_token(const struct drive_token *a, const struct drive_token *b);
 /* Waits until there is something to poll. */
 void drive_wait(struct apr_engine *e);
 
