@@ -105,6 +105,7 @@ void core_detach(void *core, struct mail *m)
 	loop_unpoll(c->loop, s->door);
 	cool(c, s);
 	request_end_all(c, s, 0, APR_FINISH_NONE, NULL);
+	conversations_end(s);
 	if (s->core_next)
 		s->core_next->core_prev = s->core_prev;
 	if (s->core_prev)

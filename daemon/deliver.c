@@ -118,6 +118,7 @@ void deliver_final(struct core *c, struct request *r, int err, enum apr_finish f
 	e.u.final_.prompt = r->at_intake ? 0 : r->n_ids;
 	e.u.final_.cached = r->n_runs && r->admitted ? r->runs[0].cached : 0;
 	e.u.final_.generated = r->generated;
+	e.u.final_.handle = r->handle;
 	add_words(c, s, &e, err ? why ? why : apr_errno_meaning(err) : NULL);
 	deliver_entry(c, s, &e);
 }

@@ -238,7 +238,7 @@ static void take_in(struct request *r)
 		do_detokenize(r);
 		break;
 	default:
-		if (!take_input(r) && !r->n_ids)
+		if (!take_input(r) && !r->n_ids && !r->sqe.arg) /* a conversation may go on by itself */
 			fail(r, -EINVAL, offsetof(struct apr_sqe, in_len), "the prompt is empty: not one token");
 	}
 }

@@ -55,6 +55,7 @@ static void request_free(struct request *r)
 	free(r->params);
 	free(r->input);
 	free(r->ids);
+	free(r->kinds);
 	free(r->out);
 	free(r->bias_id);
 	free(r->bias);
@@ -70,6 +71,7 @@ static void retire(struct core *c, struct request *r)
 	for (uint32_t i = 0; i < r->n_runs; i++)
 		sched_release(c, &r->runs[i]);
 	sched_gone(r);
+	conversation_release(r);
 	timer_clear(c, r);
 	if (r->parked) {
 		r->parked = false;

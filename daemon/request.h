@@ -19,11 +19,12 @@ struct core;
 
 /* what WELCOME says is built */
 #define APR_FEATURES                                                                                                   \
-	(APR_FEAT_SAMPLING | APR_FEAT_LOGPROBS | APR_FEAT_SAMPLES | APR_FEAT_REPLAY | APR_FEAT_MESSAGES | APR_FEAT_VOCAB | \
+	(APR_FEAT_SAMPLING | APR_FEAT_LOGPROBS | APR_FEAT_SAMPLES | APR_FEAT_HANDLES | APR_FEAT_REPLAY | APR_FEAT_MESSAGES | APR_FEAT_VOCAB | \
 	 APR_FEAT_FORCED)
 #define APR_OPCODES (UINT64_C(1) << APR_OP_NOP | UINT64_C(1) << APR_OP_GENERATE | UINT64_C(1) << APR_OP_CHAT | \
 		     UINT64_C(1) << APR_OP_SCORE | \
-		     UINT64_C(1) << APR_OP_TOKENIZE | UINT64_C(1) << APR_OP_DETOKENIZE | UINT64_C(1) << APR_OP_CANCEL)
+		     UINT64_C(1) << APR_OP_TOKENIZE | UINT64_C(1) << APR_OP_DETOKENIZE | UINT64_C(1) << APR_OP_CANCEL | \
+		     UINT64_C(1) << APR_OP_FREE)
 
 static inline bool op_generates(uint8_t op)
 {
@@ -63,6 +64,8 @@ struct request {
 	struct apr_param_view view;
 	uint32_t *ids;
 	uint32_t n_ids;
+	uint64_t *kinds;       /* of ids: set where an earlier turn generated them; NULL: nowhere */
+	uint64_t handle;       /* of the conversation that it keeps, or will */
 	bool copy_here;        /* the intake copies, and the session's SQ waits for it */
 	struct apr_fault fault;
 	char words[192];       /* fault.why where it is not constant */

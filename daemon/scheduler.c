@@ -134,6 +134,7 @@ static int new_seq(struct request *r, struct run *run)
 	struct apr_seq_params p = {
 		.kind = score ? APR_SEQ_SCORE : APR_SEQ_GENERATE,
 		.ids = r->ids,
+		.kinds = r->kinds,
 		.n_ids = r->n_ids,
 		.forced = r->view.resume,
 		.n_forced = r->view.n_resume,
@@ -274,7 +275,7 @@ static uint32_t op_peek(void *arg, const struct batch_req *q)
 	const struct request *r = request_of(q);
 
 	return op_generates(r->sqe.op)
-		       ? apr_loaded_peek(((const struct served *)arg)->loaded, r->scope, r->ids, r->n_ids)
+		       ? apr_loaded_peek(((const struct served *)arg)->loaded, r->scope, r->ids, r->n_ids, r->kinds)
 		       : 0;
 }
 
@@ -344,6 +345,11 @@ static void run_ended(struct core *c, struct run *run, enum apr_finish finish)
 	struct request *r = run->r;
 	uint32_t ended = 0;
 
+	int kept = (r->sqe.flags & APR_SQE_KEEP) && finish != APR_FINISH_NUMERIC ? conversation_keep(r) : 0;
+	if (kept) {
+		r->result = kept;
+		snprintf(r->words, sizeof(r->words), "no room to keep this conversation");
+	}
 	sched_release(c, run);
 	stream_end(&run->text);
 	run->state = RUN_FLUSHING;

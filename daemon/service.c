@@ -45,6 +45,18 @@ static void do_cancel(struct core *c, struct session *s, const struct apr_sqe *s
 	deliver_ack(c, s, sqe->user_data, r ? 0 : -ENOENT, 0);
 }
 
+static void do_free(struct core *c, struct session *s, const struct apr_sqe *sqe)
+{
+	int e = conversation_free(s, sqe->arg);
+	struct apr_fault f = { e, offsetof(struct apr_sqe, arg),
+			       e == -ESTALE ? "no such conversation" : "a request in flight goes on with it" };
+
+	if (e)
+		refuse(c, s, sqe, &f);
+	else
+		deliver_ack(c, s, sqe->user_data, 0, 0);
+}
+
 /* What a request needs that only the daemon's state can tell. */
 static int admit(struct core *c, struct session *s, const struct apr_sqe *sqe, struct served **m, struct apr_fault *f)
 {
@@ -69,6 +81,11 @@ static int admit(struct core *c, struct session *s, const struct apr_sqe *sqe, s
 			*f = (struct apr_fault){ -ENOENT, at, "no model has this id" };
 	} else if (sqe->n > 1 && !op_generates(sqe->op)) {
 		*f = (struct apr_fault){ -EINVAL, offsetof(struct apr_sqe, n), "n is for GENERATE and CHAT alone" };
+	} else if (sqe->n > 1 && (sqe->flags & APR_SQE_KEEP)) {
+		*f = (struct apr_fault){ -EINVAL, offsetof(struct apr_sqe, n), "KEEP goes with one sample" };
+	} else if (sqe->arg && sqe->op == APR_OP_CHAT) {
+		*f = (struct apr_fault){ -EOPNOTSUPP, offsetof(struct apr_sqe, arg),
+					 "CHAT begins a conversation: GENERATE goes on with it" };
 	} else {
 		return 0;
 	}
@@ -168,6 +185,8 @@ static int take_one(struct core *c, struct session *s, uint64_t picked)
 		do_nop(c, s, &sqe, picked);
 	else if (sqe.op == APR_OP_CANCEL)
 		do_cancel(c, s, &sqe);
+	else if (sqe.op == APR_OP_FREE)
+		do_free(c, s, &sqe);
 	else
 		taken = do_request(c, s, &sqe);
 	if (taken && !s->gone) {
@@ -263,7 +282,12 @@ void service_taken_in(void *core, struct mail *m)
 		const char *words = r->words[0] ? r->words : NULL;
 		request_finish(c, r, r->fault.err, APR_FINISH_ERROR, r->fault.why ? r->fault.why : words);
 	} else if (op_generates(r->sqe.op) || r->sqe.op == APR_OP_SCORE) {
-		int e = quota_prompt(s->who, r->n_ids, c->now, r->words, sizeof(r->words));
+		int e = r->sqe.arg ? conversation_continue(r) : 0;
+		if (e) {
+			request_finish(c, r, e, APR_FINISH_ERROR, r->fault.why);
+			return;
+		}
+		e = quota_prompt(s->who, r->n_ids, c->now, r->words, sizeof(r->words));
 		if (e)
 			request_finish(c, r, e, APR_FINISH_ERROR, r->words);
 		else

@@ -11,6 +11,7 @@
 #ifndef APRD_SESSION_H
 #define APRD_SESSION_H
 
+#include "daemon/conversation.h"
 #include "daemon/mailbox.h"
 #include "daemon/options.h"
 #include "shm/check.h"
@@ -87,6 +88,7 @@ struct session {
 	struct session *dirty_next;
 	struct session *core_next, *core_prev; /* all that are attached */
 	uint32_t unfinished;               /* requests in the table */
+	struct conversations conversations;
 	struct request *table[64]; /* unfinished ones by user_data */
 
 	/* intake's lock */

@@ -128,6 +128,8 @@ struct apr_seq_params { /* all of it is copied */
 	enum apr_seq_kind kind;
 	const uint32_t *ids; /* prompt; SCORE: everything to be scored */
 	uint32_t n_ids;
+	const uint64_t *kinds; /* a bit an id of a prompt: set where it was generated in an earlier turn, and so is computed by
+	                        * decode; NULL: all were given */
 	const uint32_t *forced; /* generated earlier, given back (resume); computed by decode */
 	uint32_t n_forced;
 	uint32_t max_tokens;    /* generated tokens, forced included; UINT32_MAX: to the context's end. 0: prefill alone */
@@ -159,6 +161,9 @@ struct apr_seq_state {
 };
 void apr_seq_state(const struct apr_seq *s, struct apr_seq_state *st);
 
+/* All that is known: the prompt and what was reported after it, with their kinds. As long as s is not stepped. */
+uint32_t apr_seq_known(const struct apr_seq *s, const uint32_t **ids, const uint64_t **kinds);
+
 /* Makes sure that pages exist for the next n rows. -EAGAIN: none free now (nothing is taken). */
 int apr_seq_reserve(struct apr_seq *s, uint32_t rows);
 /* Gives up all pages (preemption); the sequence computes everything again, with the same bits, when next stepped. */
@@ -168,7 +173,8 @@ void apr_seq_suspend(struct apr_seq *s);
 int apr_seq_resume(struct apr_seq *s); /* a slot again. -EAGAIN: none is free */
 
 /* Would a prompt of these ids find that many of its positions in the prefix cache? Takes nothing. */
-uint32_t apr_loaded_peek(const struct apr_loaded *m, uint64_t scope, const uint32_t *ids, uint32_t n_ids);
+uint32_t apr_loaded_peek(const struct apr_loaded *m, uint64_t scope, const uint32_t *ids, uint32_t n_ids,
+                         const uint64_t *kinds);
 /* Are pages for so many positions free now, in every KV group? */
 bool apr_loaded_room(const struct apr_loaded *m, uint32_t positions);
 

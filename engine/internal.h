@@ -63,6 +63,8 @@ struct apr_seq {
 	uint64_t scope;
 
 	uint32_t *ids;     /* [capacity]: prompt, then generated */
+	uint64_t *kinds;   /* a bit each: set where it was generated */
+	bool turns;        /* some of the prompt was: an earlier turn's answer */
 	uint32_t capacity, n_prompt, n_known;
 	uint32_t n_done;   /* positions whose KV is there or enqueued */
 	uint32_t n_cached; /* of the prompt, by the first look-up */
@@ -92,6 +94,7 @@ bool apr_seq_is_stop(const struct apr_seq *s, uint32_t id);
 void apr_seq_slide(struct apr_seq *s, uint32_t pos); /* the penalty window, for a draw at pos */
 void apr_seq_look_up(struct apr_seq *s); /* the prefix cache, once while nothing is computed */
 uint32_t apr_seq_todo(const struct apr_seq *s);
+bool apr_seq_given(const struct apr_seq *s, uint32_t pos); /* else it was generated, or is about to be */
 bool apr_seq_wants_row(const struct apr_seq *s, uint32_t pos); /* logits of that position are wanted */
 void apr_seq_given_up(struct apr_seq *s); /* no step names it any more: what waited for that */
 void apr_seq_destroy(struct apr_seq *s);

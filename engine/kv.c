@@ -224,13 +224,9 @@ static uint64_t node_hash(uint32_t parent, uint64_t scope, const uint32_t *ids, 
 	return apr_hash_bytes(apr_hash_mix(parent, scope ^ kinds), ids, APR_KV_PAGE * sizeof *ids);
 }
 
-static uint64_t page_kinds(uint32_t index, uint32_t generated_from)
+static uint64_t page_kinds(uint32_t index, const uint64_t *kinds)
 {
-	uint32_t start = index * APR_KV_PAGE;
-
-	if (generated_from >= start + APR_KV_PAGE)
-		return 0;
-	return generated_from <= start ? ~UINT64_C(0) : ~UINT64_C(0) << (generated_from - start);
+	return kinds ? kinds[index] : 0;
 }
 
 static uint32_t node_find(const struct apr_kv *kv, uint32_t parent, uint64_t scope, const uint32_t *ids, uint64_t kinds)
@@ -444,14 +440,14 @@ static uint32_t restorable(const struct apr_kv *kv, const uint32_t *path, uint32
 
 /* The nodes of a prompt's full pages below its last token, as far as the tree has them. */
 static uint32_t walk(const struct apr_kv *kv, uint32_t *path, uint64_t scope, const uint32_t *ids, uint32_t n_ids,
-                     uint32_t generated_from)
+                     const uint64_t *kinds)
 {
 	uint32_t most = n_ids ? (n_ids - 1) / APR_KV_PAGE : 0, n, tip = NONE;
 
 	if (most > kv->max_pages_seq)
 		most = kv->max_pages_seq;
 	for (n = 0; n < most; n++) {
-		uint32_t next = node_find(kv, tip, scope, ids + (size_t)n * APR_KV_PAGE, page_kinds(n, generated_from));
+		uint32_t next = node_find(kv, tip, scope, ids + (size_t)n * APR_KV_PAGE, page_kinds(n, kinds));
 
 		if (next == NONE)
 			break;
@@ -460,16 +456,16 @@ static uint32_t walk(const struct apr_kv *kv, uint32_t *path, uint64_t scope, co
 	return n;
 }
 
-uint32_t apr_kv_peek(const struct apr_kv *kv, uint64_t scope, const uint32_t *ids, uint32_t n_ids)
+uint32_t apr_kv_peek(const struct apr_kv *kv, uint64_t scope, const uint32_t *ids, uint32_t n_ids, const uint64_t *kinds)
 {
-	return restorable(kv, kv->path, walk(kv, kv->path, scope, ids, n_ids, n_ids)) * APR_KV_PAGE;
+	return restorable(kv, kv->path, walk(kv, kv->path, scope, ids, n_ids, kinds)) * APR_KV_PAGE;
 }
 
 uint32_t apr_kv_lookup(struct apr_kv *kv, struct apr_kv_seq *s, uint64_t scope, const uint32_t *ids, uint32_t n_ids,
-                       uint32_t generated_from)
+                       const uint64_t *kinds)
 {
 	uint32_t *path = s->page[0]; /* free for use: s holds nothing, and group 0's entries are written last */
-	uint32_t n = walk(kv, path, scope, ids, n_ids, generated_from), g, i, tip;
+	uint32_t n = walk(kv, path, scope, ids, n_ids, kinds), g, i, tip;
 
 	i = n;
 	n = restorable(kv, path, n);
@@ -517,14 +513,14 @@ int apr_kv_reserve(struct apr_kv *kv, struct apr_kv_seq *s, uint32_t end)
 }
 
 static void commit_page(struct apr_kv *kv, struct apr_kv_seq *s, uint64_t scope, const uint32_t *ids,
-                        uint32_t generated_from)
+                        const uint64_t *kinds)
 {
 	uint32_t i = s->committed, g, node;
-	uint64_t kinds = page_kinds(i, generated_from);
+	uint64_t word = page_kinds(i, kinds);
 
-	node = node_find(kv, s->node, scope, ids + (size_t)i * APR_KV_PAGE, kinds);
+	node = node_find(kv, s->node, scope, ids + (size_t)i * APR_KV_PAGE, word);
 	if (node == NONE)
-		node = node_make(kv, s->node, scope, ids + (size_t)i * APR_KV_PAGE, kinds);
+		node = node_make(kv, s->node, scope, ids + (size_t)i * APR_KV_PAGE, word);
 	if (node == NONE) {
 		s->private_from = true;
 		return;
@@ -541,12 +537,12 @@ static void commit_page(struct apr_kv *kv, struct apr_kv_seq *s, uint64_t scope,
 }
 
 void apr_kv_commit(struct apr_kv *kv, struct apr_kv_seq *s, uint64_t scope, const uint32_t *ids, uint32_t done,
-                   uint32_t generated_from, bool share)
+                   const uint64_t *kinds, bool share)
 {
 	uint32_t g, from;
 
 	while (share && !s->private_from && s->committed < done / APR_KV_PAGE)
-		commit_page(kv, s, scope, ids, generated_from);
+		commit_page(kv, s, scope, ids, kinds);
 	for (g = 0; g < kv->n_groups; g++) {
 		from = needed_from(&kv->group[g], done);
 		if (from > s->n[g])

@@ -50,18 +50,19 @@ uint32_t apr_kv_group_need(const struct apr_kv_group *g, uint32_t positions, uin
 bool apr_kv_can_ever(const struct apr_kv *kv, uint32_t positions, uint32_t rows);
 
 /* Longest page-aligned prefix below n_ids that every group can restore; takes its pages.
- * generated_from: ids from there on were generated. Returns positions. s holds nothing before. */
+ * kinds: a bit a position, set where it was generated, a word a page; NULL: all were given. Returns positions. s holds
+ * nothing before. */
 uint32_t apr_kv_lookup(struct apr_kv *kv, struct apr_kv_seq *s, uint64_t scope, const uint32_t *ids, uint32_t n_ids,
-                       uint32_t generated_from);
+                       const uint64_t *kinds);
 /* What apr_kv_lookup would return for a prompt, taking nothing. */
-uint32_t apr_kv_peek(const struct apr_kv *kv, uint64_t scope, const uint32_t *ids, uint32_t n_ids);
+uint32_t apr_kv_peek(const struct apr_kv *kv, uint64_t scope, const uint32_t *ids, uint32_t n_ids, const uint64_t *kinds);
 /* Has every group free pages for so many positions, computed so many rows at a time? */
 bool apr_kv_room(const struct apr_kv *kv, uint32_t positions, uint32_t rows);
 /* Pages for positions up to end - 1 in every group. -EAGAIN: nothing was taken. */
 int apr_kv_reserve(struct apr_kv *kv, struct apr_kv_seq *s, uint32_t end);
 /* Positions up to done - 1 are computed: full pages enter the tree, window groups give pages back. */
 void apr_kv_commit(struct apr_kv *kv, struct apr_kv_seq *s, uint64_t scope, const uint32_t *ids, uint32_t done,
-                   uint32_t generated_from, bool share);
+                   const uint64_t *kinds, bool share);
 void apr_kv_drop(struct apr_kv *kv, struct apr_kv_seq *s); /* gives up every page */
 
 struct apr_kv_counts {

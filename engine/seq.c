@@ -124,13 +124,40 @@ static int copy_ends(struct apr_seq *s, const struct apr_seq_params *p)
 	return 0;
 }
 
+static void set_generated(uint64_t *kinds, uint32_t i)
+{
+	kinds[i / 64] |= UINT64_C(1) << i % 64;
+}
+
+static bool is_generated(const uint64_t *kinds, uint32_t i)
+{
+	return kinds[i / 64] >> i % 64 & 1;
+}
+
+static int copy_kinds(struct apr_seq *s, const struct apr_seq_params *p)
+{
+	uint32_t i;
+
+	s->kinds = calloc(s->capacity / 64 + 1, sizeof *s->kinds);
+	if (!s->kinds)
+		return -ENOMEM;
+	for (i = 0; p->kinds && i < p->n_ids; i++)
+		if (is_generated(p->kinds, i)) {
+			set_generated(s->kinds, i);
+			s->turns = true;
+		}
+	for (i = 0; i < p->n_forced; i++)
+		set_generated(s->kinds, p->n_ids + i);
+	return 0;
+}
+
 static int copy_params(struct apr_seq *s, const struct apr_seq_params *p)
 {
 	s->params = p->sampling;
 	s->bias_id = copy(p->sampling.bias_id, p->sampling.n_bias, sizeof *s->bias_id);
 	s->bias = copy(p->sampling.bias, p->sampling.n_bias, sizeof *s->bias);
 	s->ids = malloc((size_t)s->capacity * sizeof *s->ids);
-	if (!s->bias_id || !s->bias || !s->ids || copy_ends(s, p))
+	if (!s->bias_id || !s->bias || !s->ids || copy_ends(s, p) || copy_kinds(s, p))
 		return -ENOMEM;
 	s->params.bias_id = s->bias_id;
 	s->params.bias = s->bias;
@@ -218,6 +245,7 @@ void apr_seq_destroy(struct apr_seq *s)
 	}
 	apr_seen_free(s->seen);
 	free(s->ids);
+	free(s->kinds);
 	free(s->bias_id);
 	free(s->bias);
 	free(s->ends);
@@ -240,6 +268,29 @@ void apr_seq_free(struct apr_seq *s)
 
 /* ---- what comes next ------------------------------------------------------------- */
 
+/* First position from `from` on, below end, that is of that kind; end if there is none. */
+static uint32_t next_of(const uint64_t *kinds, uint32_t from, uint32_t end, bool generated)
+{
+	uint32_t i = from;
+
+	while (i < end) {
+		uint64_t word = (generated ? kinds[i / 64] : ~kinds[i / 64]) >> i % 64;
+
+		if (word)
+			return i + (uint32_t)__builtin_ctzll(word) < end ? i + (uint32_t)__builtin_ctzll(word) : end;
+		i = (i / 64 + 1) * 64;
+	}
+	return end;
+}
+
+/* In one step a sequence's given tokens precede its generated ones: where they follow again, another step begins. */
+static uint32_t end_of_turn(const struct apr_seq *s, uint32_t all)
+{
+	uint32_t end = s->n_known, i = next_of(s->kinds, next_of(s->kinds, s->n_done, end, true), end, false);
+
+	return i < end ? i : all;
+}
+
 uint32_t apr_seq_todo(const struct apr_seq *s)
 {
 	uint32_t all = s->kind == APR_SEQ_SCORE ? s->n_rows : s->n_known + s->pending, left;
@@ -247,8 +298,13 @@ uint32_t apr_seq_todo(const struct apr_seq *s)
 	/* a drawn token that is the last one allowed gets no row */
 	if (s->ended || s->drop_after || s->n_done >= all || (s->pending && all >= s->limit))
 		return 0;
-	left = all - s->n_done;
+	left = s->turns ? end_of_turn(s, all) - s->n_done : all - s->n_done;
 	return s->force_decode ? 1 : left;
+}
+
+bool apr_seq_given(const struct apr_seq *s, uint32_t pos)
+{
+	return pos < s->n_prompt && !is_generated(s->kinds, pos);
 }
 
 bool apr_seq_wants_row(const struct apr_seq *s, uint32_t pos)
@@ -271,6 +327,7 @@ bool apr_seq_is_stop(const struct apr_seq *s, uint32_t id)
 void apr_seq_take(struct apr_seq *s, uint32_t id)
 {
 	s->ids[s->n_known] = id;
+	set_generated(s->kinds, s->n_known);
 	if (s->seen)
 		apr_seen_add(s->seen, id, true);
 	s->n_known++;
@@ -281,7 +338,7 @@ void apr_seq_look_up(struct apr_seq *s)
 	if (s->looked_up || s->n_done || s->kind != APR_SEQ_GENERATE)
 		return;
 	s->looked_up = true;
-	s->n_done = apr_kv_lookup(s->m->kv, &s->kv, s->scope, s->ids, s->n_known, s->n_prompt);
+	s->n_done = apr_kv_lookup(s->m->kv, &s->kv, s->scope, s->ids, s->n_known, s->kinds);
 }
 
 void apr_seq_state(const struct apr_seq *s, struct apr_seq_state *st)
@@ -361,9 +418,16 @@ int apr_seq_resume(struct apr_seq *s)
 	return 0;
 }
 
-uint32_t apr_loaded_peek(const struct apr_loaded *m, uint64_t scope, const uint32_t *ids, uint32_t n_ids)
+uint32_t apr_seq_known(const struct apr_seq *s, const uint32_t **ids, const uint64_t **kinds)
 {
-	return apr_kv_peek(m->kv, scope, ids, n_ids);
+	*ids = s->ids;
+	*kinds = s->kinds;
+	return s->n_known;
+}
+
+uint32_t apr_loaded_peek(const struct apr_loaded *m, uint64_t scope, const uint32_t *ids, uint32_t n_ids, const uint64_t *kinds)
+{
+	return apr_kv_peek(m->kv, scope, ids, n_ids, kinds);
 }
 
 bool apr_loaded_room(const struct apr_loaded *m, uint32_t positions)

@@ -228,7 +228,7 @@ static void add_part(struct flight *f, const struct apr_step_part *p)
 		f->tok[row] = pos < s->n_known ? (int32_t)s->ids[pos] : APR_TOK_LAST;
 		f->pos[row] = pos;
 		f->slot[row] = s->slot;
-		f->kind[row] = pos < s->n_prompt && !s->force_decode ? APR_ROW_PROMPT : APR_ROW_GENERATED;
+		f->kind[row] = apr_seq_given(s, pos) && !s->force_decode ? APR_ROW_PROMPT : APR_ROW_GENERATED;
 		if (apr_seq_wants_row(s, pos))
 			add_draw(f, s, row, pos);
 	}
@@ -374,7 +374,7 @@ static void finish_part(struct apr_stepper *st, const struct flight *f, const st
 	if (s->ended && st->n_records && st->records[st->n_records - 1].end == APR_END_NUMERIC)
 		share = false;
 	/* ids beyond p->end are in no page, or in one that a step in flight still fills */
-	apr_kv_commit(s->m->kv, &s->kv, s->scope, s->ids, p->end, s->n_prompt, share);
+	apr_kv_commit(s->m->kv, &s->kv, s->scope, s->ids, p->end, s->kinds, share);
 }
 
 static void bury(struct apr_loaded *m)

@@ -196,6 +196,40 @@ static void cold_and_warm_cache(void)
 	}
 }
 
+/* Given, generated and given again: one kind after the other, each step at most once from given to generated. */
+static void turns_by_kind(void)
+{
+	static const uint32_t at[] = {0, 90, 131, 160, 200, 201, 230}; /* given, generated, given, ... */
+	uint32_t w, i, k;
+
+	for (w = 0; w < N_MODELS; w++) {
+		struct drive_job want = alone(w, make_job(230, 12, 5)), job = make_job(230, 12, 5);
+		uint64_t kinds[4] = {0};
+		struct apr_engine *e;
+		struct apr_loaded *m;
+		struct apr_seq_state st;
+		struct apr_seq *s;
+
+		for (k = 1; k < 6; k += 2)
+			for (i = at[k]; i < at[k + 1]; i++)
+				kinds[i / 64] |= UINT64_C(1) << i % 64;
+		open_model(w, 2, &e, &m);
+		job.p.kinds = kinds;
+		CU_ASSERT_EQUAL_FATAL(apr_seq_new(m, &job.p, &s, &i), 0);
+		apr_seq_state(s, &st);
+		CU_ASSERT_EQUAL(st.todo, 131); /* up to where given ids follow generated ones */
+		apr_seq_free(s);
+		CU_ASSERT(drive_run(m, e, &job, 1) > 0);
+		same(&want, &job); /* on the CPU both kinds have one arithmetic */
+		/* pages are found by kind */
+		CU_ASSERT_EQUAL(apr_loaded_peek(m, job.p.scope, job.p.ids, 230, kinds), 192);
+		CU_ASSERT_EQUAL(apr_loaded_peek(m, job.p.scope, job.p.ids, 230, NULL), 64);
+		drive_done(&job, 1);
+		drive_done(&want, 1);
+		drive_close(e, m);
+	}
+}
+
 static void after_drop(void)
 {
 	struct apr_engine *e;
@@ -333,6 +367,7 @@ static const struct apr_test tests[] = {
 	{"any_chunking", any_chunking, 0},
 	{"any_threads", any_threads, KEEPS_HEAP}, /* glibc keeps stacks of ended threads, and what hangs from them */
 	{"cold_and_warm_cache", cold_and_warm_cache, 0},
+	{"turns_by_kind", turns_by_kind, 0},
 	{"after_drop", after_drop, 0},
 	{"pool_too_small_for_both", pool_too_small_for_both, 0},
 	{"forced_tokens", forced_tokens, 0},
