@@ -70,6 +70,7 @@ TEMPLATE := $(call src,template)
 KERNELS := $(call src,kernels/common kernels/cpu) kernels/cuda/attn_cut.c
 ENGINE := $(call src,engine)
 DAEMON := $(filter-out daemon/main.c,$(call src,daemon))
+ALGO_TABLE := graphs/algo_table.c
 SUPPORT := $(call src,tests/support)
 TESTS := $(sort $(wildcard tests/*/test_*.c))
 BENCHES := $(wildcard bench/bench_*.c)
@@ -140,6 +141,8 @@ $(eval $(call archive,kernels,$(call obj,$(KERNELS))))
 $(eval $(call archive,engine,$(call obj,$(ENGINE)) $(B)/gen/build_id.o))
 $(eval $(call archive,daemon,$(call obj,$(DAEMON))))
 $(eval $(call archive,testsupport,$(call obj,$(SUPPORT))))
+# of the CUDA backend the one file that knows no CUDA: its tests need no GPU
+$(eval $(call archive,algotable,$(call obj,$(ALGO_TABLE))))
 
 # What decides an answer's bits, hashed: a part of every receipt (engine/numerics.c).
 $(B)/gen/build_id.c: $(call obj,$(ENGINE) $(MODEL) $(KERNELS)) scripts/build-id
@@ -169,7 +172,7 @@ $(B)/apr-fake-daemon: $(call obj,client/fake/main.c) $(B)/libfake.a $(B)/libaprc
 	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CTL_LIBS)
 
 # ---- tests, benches, examples ------------------------------------------------
-TEST_ARCHIVES := $(B)/libtestsupport.a $(B)/libctl.a $(B)/libfake.a $(DAEMON_ARCHIVES)
+TEST_ARCHIVES := $(B)/libtestsupport.a $(B)/libalgotable.a $(B)/libctl.a $(B)/libfake.a $(DAEMON_ARCHIVES)
 $(TEST_PROGS): $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_ARCHIVES)
 	@mkdir -p $(@D)
 	$(call say,LINK)

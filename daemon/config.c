@@ -166,6 +166,19 @@ static int check_gpu(cfg_t *cfg, cfg_opt_t *opt)
 	return 0;
 }
 
+static int check_fused(cfg_t *cfg, cfg_opt_t *opt)
+{
+	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
+	struct options scratch;
+
+	options_init(&scratch);
+	if (!s || options_fused_rows(&scratch, s)) {
+		cfg_error(cfg, "%s: neither a number of rows nor auto: %s", opt->name, s ? s : "");
+		return -1;
+	}
+	return 0;
+}
+
 /* Settings whose value is a name: what is not set stays unset, what is set to nothing is refused. */
 static int check_name(cfg_t *cfg, cfg_opt_t *opt)
 {
@@ -324,8 +337,7 @@ static int take(struct options *o, cfg_t *cfg)
 		options_size(cfg_getstr(cfg, "kv-mem"), &o->kv_mem);
 	if (*cfg_getstr(cfg, "gpu-mem"))
 		options_gpu_mem(o, cfg_getstr(cfg, "gpu-mem"));
-	if (cfg_size(cfg, "fused-rows"))
-		o->fused_rows = (int32_t)cfg_getint(cfg, "fused-rows");
+	options_fused_rows(o, cfg_getstr(cfg, "fused-rows"));
 	o->no_graphs = cfg_getbool(cfg, "no-graphs");
 	options_poll(cfg_getstr(cfg, "poll"), &o->poll);
 	log_parse_level(cfg_getstr(cfg, "log-level"), &o->log_level);
@@ -436,7 +448,7 @@ int config_read(struct options *o)
 		CFG_STR("kv-type", "", CFGF_NONE),
 		CFG_STR("kv-mem", "", CFGF_NONE),
 		CFG_STR("gpu-mem", "", CFGF_NONE),
-		CFG_INT("fused-rows", 0, CFGF_NODEFAULT),
+		CFG_STR("fused-rows", "auto", CFGF_NONE),
 		CFG_BOOL("no-graphs", cfg_false, CFGF_NONE),
 		CFG_STR("poll", "auto", CFGF_NONE),
 		CFG_STR("log-level", "info", CFGF_NONE),
@@ -454,7 +466,7 @@ int config_read(struct options *o)
 		CFG_SEC("listener", listener, CFGF_MULTI | CFGF_TITLE | CFGF_NO_TITLE_DUPES),
 		CFG_END()
 	};
-	static const char *const counts[] = { "context", "threads", "chunk", "fused-rows", "drain-ms", "hello-ms",
+	static const char *const counts[] = { "context", "threads", "chunk", "drain-ms", "hello-ms",
 					      "park-pages-ms", "park-end-ms", "step-ms" };
 	static const char *const sizes[] = { "kv-mem", "limits|all-regions" };
 	static const char *const names[] = { "socket", "backend", "route", "kv-type" };
@@ -484,6 +496,7 @@ int config_read(struct options *o)
 	cfg_set_validate_func(cfg, "for-model|share-prefixes", check_share);
 	cfg_set_validate_func(cfg, "listener", check_listener);
 	cfg_set_validate_func(cfg, "gpu-mem", check_gpu);
+	cfg_set_validate_func(cfg, "fused-rows", check_fused);
 	cfg_set_validate_func(cfg, "socket-mode", check_mode);
 	cfg_set_validate_func(cfg, "listener|mode", check_mode);
 	cfg_set_validate_func(cfg, "socket-group", check_group);

@@ -32,7 +32,7 @@ const struct option_row option_table[] = {
 	{ OPT_KV_TYPE, "kv-type", "TYPE", "f16, f32 or bf16" },
 	{ OPT_KV_MEM, "kv-mem", "SIZE", "memory for keys and values, a model" },
 	{ OPT_GPU_MEM, "gpu-mem", "SIZE|N%", "device memory to take" },
-	{ OPT_FUSED, "fused-rows", "N", "prompt rows up to which the fused kernel runs" },
+	{ OPT_FUSED, "fused-rows", "N|auto", "prompt rows up to which the fused kernel runs; auto is as measured" },
 	{ OPT_NO_GRAPHS, "no-graphs", NULL, "launch every kernel by itself" },
 	{ OPT_POLL, "poll", "WHEN", "auto, always or never: spin on the rings of active sessions" },
 	{ OPT_CONFIG, "config", "FILE", "read settings from FILE; the command line goes over it" },
@@ -300,12 +300,19 @@ static int set_sound(char **slot, const char *arg, int (*check)(const char *))
 	return e ? e : options_set(slot, arg);
 }
 
+int options_fused_rows(struct options *o, const char *s)
+{
+	uint32_t n = 0;
+	int e = strcmp(s, "auto") ? number(s, 65536, &n) : 0;
+
+	if (!e)
+		o->fused_rows = strcmp(s, "auto") ? (int32_t)n : -1;
+	return e;
+}
+
 /* One option of the command line. 0 or -errno. */
 static int apply(struct options *o, int val, const char *arg)
 {
-	uint32_t n = 0;
-	int e = 0;
-
 	switch (val) {
 	case 'm': return options_add_model(o, arg);
 	case 's': return set_sound(&o->socket, arg, options_socket);
@@ -316,10 +323,7 @@ static int apply(struct options *o, int val, const char *arg)
 	case OPT_KV_TYPE: return set_sound(&o->kv_type, arg, options_kv_type);
 	case OPT_KV_MEM: return options_size(arg, &o->kv_mem);
 	case OPT_GPU_MEM: return options_gpu_mem(o, arg);
-	case OPT_FUSED:
-		e = number(arg, 65536, &n);
-		o->fused_rows = (int32_t)n;
-		return e;
+	case OPT_FUSED: return options_fused_rows(o, arg);
 	case OPT_NO_GRAPHS: o->no_graphs = true; return 0;
 	case OPT_POLL: return options_poll(arg, &o->poll);
 	case OPT_CHECK: o->check_config = true; return 0;

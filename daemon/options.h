@@ -98,6 +98,7 @@ int options_parse(struct options *o, int argc, char **argv);
 int options_add_model(struct options *o, const char *arg); /* [NAME=]FILE */
 int options_size(const char *s, uint64_t *bytes);          /* 512M, 4G, 1048576 */
 int options_gpu_mem(struct options *o, const char *s);     /* SIZE or N% */
+int options_fused_rows(struct options *o, const char *s);  /* a count, or auto */
 int options_set(char **slot, const char *value);
 int options_poll(const char *s, enum poll_mode *mode);
 int options_share(const char *s, enum share_mode *mode);   /* user, all, session, none */

@@ -80,6 +80,9 @@ static json_t *model_row(const struct served *s, const struct apr_loaded_info *i
 	json_object_set_new(o, "numerics", hex(i->numerics, 16));
 	json_object_set_new(o, "route", json_string(i->route));
 	json_object_set_new(o, "bytes", number(i->bytes));
+	json_object_set_new(o, "equal_bits", json_boolean(i->equal_bits));
+	if (i->how[0])
+		json_object_set_new(o, "how", json_string(i->how));
 	json_object_set_new(o, "id", number(s->id));
 	json_object_set_new(o, "kv_type", json_string(i->kv_type));
 	json_object_set_new(o, "weights", hex(m->weights_hash, 32));

@@ -423,6 +423,8 @@ static int open_engine(struct worker *w)
 		.threads = o->threads,
 		.chunk = o->chunk,
 		.no_graphs = o->no_graphs,
+		.set_fused_rows = o->fused_rows >= 0,
+		.fused_rows = o->fused_rows >= 0 ? (uint32_t)o->fused_rows : 0,
 		.cache_dir = o->cache_dir,
 		.log = engine_log,
 	};

@@ -129,6 +129,8 @@ struct apr_backend_config {
 	uint32_t threads;  /* CPU; 0 = usable */
 	uint32_t device;   /* ordinal */
 	uint64_t memory;   /* bytes to take at open; 0 = the backend's default */
+	bool set_fused_rows; /* GPU: fused_rows prompt rows, at most, read the tiles themselves; else as measured */
+	uint32_t fused_rows;
 	int notify_fd;     /* an eventfd that gets 1 when a step ends or is near its end; the caller's */
 	bool no_graphs;    /* the launches of a step one by one, for comparison */
 	void (*log)(void *arg, int level, const char *line);
@@ -147,6 +149,8 @@ struct apr_backend_route {
 	const char *name;
 	uint8_t id;             /* enum apr_route_id of the ABI */
 	enum apr_kv_type kv_type; /* its default */
+	const char *arithmetic;   /* routes of one name give equal bits: a part of numerics */
+	bool equal_bits;          /* the promise of ENGINE, section 1, holds on it */
 };
 enum apr_graph_kind { APR_GRAPH_STEP, APR_GRAPH_DECODE, APR_GRAPH_PREFILL, APR_GRAPH_HEAD };
 struct apr_bucket { /* what was recorded for steps of up to so many rows */
@@ -209,6 +213,8 @@ struct apr_backend {
 	/* What besides the engine's own build decides an answer's bits: module, device, driver, libraries. One line that
 	 * lives as long as c; NULL (the CPU): nothing. */
 	const char *(*identity)(const struct apr_backend_ctx *c);
+	/* One line about how a model is computed, for status; or NULL. */
+	int (*describe)(const struct apr_backend_model *m, char *buf, size_t len);
 };
 
 extern const struct apr_backend apr_cpu_backend;

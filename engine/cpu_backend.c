@@ -68,9 +68,10 @@ struct apr_backend_model {
 };
 
 static const struct apr_backend_route routes[] = {
-	{"int16", 7, APR_KV_F16}, /* numbers of enum apr_route_id */
-	{"f32", 1, APR_KV_F32},
-	{NULL, 0, APR_KV_F16},
+	/* numbers of enum apr_route_id */
+	{.name = "int16", .id = 7, .kv_type = APR_KV_F16, .arithmetic = "int16", .equal_bits = true},
+	{.name = "f32", .id = 1, .kv_type = APR_KV_F32, .arithmetic = "f32", .equal_bits = true},
+	{.name = NULL},
 };
 
 static enum apr_cpu_math math_of(uint8_t route_id)

@@ -111,7 +111,9 @@ static void pass_log(void *arg, int level, const char *line)
 static int open_backend(struct apr_engine *e, char *err, size_t errlen)
 {
 	struct apr_backend_config bc = {.threads = e->cfg.threads, .device = e->device, .memory = e->cfg.gpu_mem,
-	                              .no_graphs = e->cfg.no_graphs, .log = pass_log, .log_arg = e};
+	                              .no_graphs = e->cfg.no_graphs,
+	                                .set_fused_rows = e->cfg.set_fused_rows, .fused_rows = e->cfg.fused_rows,
+	                                .log = pass_log, .log_arg = e};
 	int rc;
 
 	e->notify_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -485,6 +487,9 @@ void apr_loaded_info(const struct apr_loaded *m, struct apr_loaded_info *info)
 	info->route = m->route->name;
 	info->kv_type = kv[m->sizes.kv_type];
 	info->route_id = m->route->id;
+	info->equal_bits = m->route->equal_bits;
+	if (m->engine->backend->describe)
+		(void)m->engine->backend->describe(m->bm, info->how, sizeof info->how);
 	memcpy(info->numerics, m->numerics, sizeof info->numerics);
 	info->bytes = apr_plan_bytes(&m->plan);
 	info->pages_total = c.total;

@@ -43,6 +43,8 @@ struct apr_engine_config {
 	uint32_t threads;     /* 0 = usable CPUs */
 	uint32_t chunk;       /* prefill rows a step; 0 = the backend's: 512, on a GPU 2048 */
 	bool no_graphs;       /* a GPU's launches one by one */
+	bool set_fused_rows;  /* GPU: see struct apr_backend_config */
+	uint32_t fused_rows;
 	const char *cache_dir; /* packed panels; NULL = none kept */
 	void (*log)(void *arg, enum apr_log_level level, const char *line);
 	void *log_arg;
@@ -89,6 +91,8 @@ struct apr_loaded_info {
 	uint32_t n_ctx, n_vocab;
 	const char *route, *kv_type;
 	uint8_t route_id;
+	bool equal_bits;      /* equal numerics promise equal bits on this route */
+	char how[160];        /* one line from the backend, or "" */
 	uint8_t numerics[32]; /* hash; the receipt is its first 16 bytes */
 	uint64_t bytes;       /* everything this model holds */
 	uint32_t pages_total, pages_free, pages_cached; /* summed over groups; cached ones count as free */

@@ -33,7 +33,7 @@ void apr_numerics(const struct apr_loaded *m, uint8_t out[32])
 	field(&h, "build", apr_engine_build_id, sizeof apr_engine_build_id);
 	field(&h, "backend", m->engine->backend->name, strlen(m->engine->backend->name));
 	field(&h, "model", m->model->weights_hash, sizeof m->model->weights_hash);
-	field(&h, "route", m->route->name, strlen(m->route->name));
+	field(&h, "route", m->route->arithmetic, strlen(m->route->arithmetic));
 	field(&h, "chunks", chunks, sizeof chunks);
 	field(&h, "kv", kv, strlen(kv));
 	if (id)

@@ -117,6 +117,7 @@ static void close_ctx(struct apr_backend_ctx *c)
 		cudaStreamDestroy(c->compute);
 	if (c->setup)
 		cudaStreamDestroy(c->setup);
+	algo_table_free(&c->table);
 	pthread_cond_destroy(&c->wake);
 	pthread_cond_destroy(&c->idle);
 	pthread_mutex_destroy(&c->lock);
@@ -364,8 +365,13 @@ static int kv_copy(struct apr_backend_model *m, uint32_t group, const uint32_t *
 /* ---- the table ----------------------------------------------------------------------------- */
 
 static const struct apr_backend_route routes[] = {
-	{"fp16", 3, APR_KV_F16}, /* number of enum apr_route_id */
-	{NULL, 0, APR_KV_F16},
+	{.name = "fp16", .id = ROUTE_FP16, .kv_type = APR_KV_F16, .arithmetic = "16-bit", .equal_bits = true},
+	{.name = "quant", .id = ROUTE_QUANT, .kv_type = APR_KV_F16, .arithmetic = "16-bit", .equal_bits = true},
+	{.name = "fused", .id = ROUTE_FUSED, .kv_type = APR_KV_F16, .arithmetic = "16-bit", .equal_bits = true},
+	{.name = "fp8", .id = ROUTE_FP8, .kv_type = APR_KV_F16, .arithmetic = "fp8", .equal_bits = true},
+	{.name = "fp8-fast", .id = ROUTE_FP8_FAST, .kv_type = APR_KV_F16, .arithmetic = "fp8-fast", .equal_bits = true},
+	{.name = "f32", .id = ROUTE_F32, .kv_type = APR_KV_F32, .arithmetic = "f32", .equal_bits = false},
+	{.name = NULL},
 };
 
 const struct apr_backend apr_cuda_backend = {
@@ -399,4 +405,5 @@ const struct apr_backend apr_cuda_backend = {
 	.health = health,
 	.close = close_backend,
 	.identity = identity,
+	.describe = graphs_describe,
 };

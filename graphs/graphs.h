@@ -24,16 +24,26 @@
 #include <stdatomic.h>
 
 #include "engine/backend.h"
+#include "graphs/algo_table.h"
 #include "graphs/edges.h"
 #include "kernels/cuda/ops_cuda.h"
 
 #define WORKSPACE_BYTES (UINT64_C(32) << 20)
-#define MAX_BUCKETS 16u
-#define MAX_GEMMS 512u
+#define MAX_BUCKETS 24u
+
+enum route_id { /* numbers of enum apr_route_id */
+	ROUTE_F32 = 1,   /* raw blocks, to F32 on the way */
+	ROUTE_QUANT = 2, /* tiles, to F16 on the way */
+	ROUTE_FP16 = 3,  /* tiles, and F16 made at load */
+	ROUTE_FP8 = 4,
+	ROUTE_FP8_FAST = 5, /* tiles, and E4M3 made at load */
+	ROUTE_FUSED = 6     /* tiles alone */
+};
 
 struct mat { /* struct apr_mat first: ops get its address */
 	struct apr_mat m;
-	const void *f16; /* n_out × n_in in the file's order (gate's rows, then up's) */
+	const void *cache;    /* n_out × n_in in the file's order (gate's rows, then up's), or NULL */
+	const float *channel; /* E4M3: a scale a row */
 };
 struct layer_mats {
 	struct mat wq, wk, wv, wo, up, down; /* up: gate and up as one where there is a gate */
@@ -93,9 +103,15 @@ struct pass { /* of a step: rows first … first + n - 1 of a kind, and their he
 	uint32_t first, n, first_head, n_heads;
 };
 
+enum gemm_type { GEMM_F16, GEMM_E4M3, GEMM_E4M3_FAST, GEMM_F32 };
 struct gemm { /* an algorithm for one shape, chosen before capture */
-	uint32_t n, k, rows;
+	uint32_t type, n, k, rows;
 	cublasLtMatmulAlgo_t algo;
+};
+struct fused_choice { /* of one shape: prompt rows up to which our own kernel computes it */
+	uint32_t mask, n, k; /* mask: of the tile types in it */
+	uint32_t upto;
+	bool admitted; /* its bits are the reference loop's */
 };
 
 struct apr_backend_ctx {
@@ -110,6 +126,8 @@ struct apr_backend_ctx {
 	pthread_mutex_t warm_lock, enqueue_lock; /* a step, or a bucket of a warm-up, goes onto the stream in one piece */
 	struct flight *queue, **queue_tail; /* steps not seen to end, in order */
 	bool stop;
+	struct algo_table table; /* load's alone */
+	char table_path[512];    /* or "" */
 	/* first error of the device, which is of no use after it; set by whoever meets it. It orders nothing. */
 	_Atomic int sticky;
 };
@@ -140,9 +158,11 @@ struct apr_backend_model {
 	uint32_t *table;      /* device page tables: all groups', as the engine laid them */
 	uint64_t lists_bytes;
 	uint32_t n_decode, n_head; /* pinned slots */
-	void *gemm_in, *gemm_out, *scratch, *workspace;
-	float *row_scale;
-	uint64_t gemm_out_floats, gemm_in_bytes, scratch_bytes;
+	void *gemm_in, *scratch, *workspace, *wide; /* wide: weights on their way to a GEMM */
+	float *gemm_out, *row_scale;
+	uint64_t *hashes; /* of output rows, while algorithms are chosen */
+	uint64_t gemm_out_floats, gemm_in_bytes, scratch_bytes, wide_bytes;
+
 	struct apr_cuda_attn_plan tile_plan;
 
 	struct bucket_set prefill, decode, head;
@@ -150,8 +170,15 @@ struct apr_backend_model {
 	void *build_arg;
 	struct apr_op_head head_op;
 	uint64_t graph_bytes;
+	struct { /* between two ops of one recording: what the op before left to the next */
+		bool owes;        /* scales and bias of the product in y */
+		struct apr_cuda_owed owed;
+		const float *held; /* the op's output that gemm_in holds already, ready for the next product; or NULL */
+	} between;
 	struct gemm *gemms;
-	uint32_t n_gemms, other_algos;
+	uint32_t n_gemms, room_gemms;
+	struct fused_choice *fused;
+	uint32_t n_fused, room_fused;
 
 	/* steps: flight i has pin[i]. oldest, n_flights and number are the driving thread's. */
 	struct flight flight[APR_MAX_DEPTH];
@@ -187,12 +214,69 @@ void graphs_unload(struct apr_backend_model *m);
 /* Widths that the matrices have and the kernels can read, else -ENOTSUP */
 int graphs_bad_mat(const struct apr_mat *m, const char *what, char *err, size_t errlen);
 
+/* Of a matrix as this route keeps it; 0: it cannot */
+uint64_t graphs_mat_bytes(const struct apr_mat *m);
+static inline bool route_is_16bit(uint8_t id)
+{
+	return id == ROUTE_FP16 || id == ROUTE_QUANT || id == ROUTE_FUSED;
+}
+static inline bool route_is_fp8(uint8_t id)
+{
+	return id == ROUTE_FP8 || id == ROUTE_FP8_FAST;
+}
+
 /* ---- gemm.c ------------------------------------------------------------------------ */
 
-/* out[rows][n] F32 = in[rows][k] F16 · w[n][k]ᵀ F16, FP32 accumulation, no split-K. choose: also look for the
- * algorithm (not while capturing). */
-int graphs_gemm(struct apr_backend_model *m, cudaStream_t stream, const void *w, uint32_t n, uint32_t k, uint32_t rows,
-                const void *in, float *out, bool choose);
+/* out[rows][n] (ld floats apart) = in[rows][k] · w[n][k]ᵀ: FP32 sums, F32 out */
+struct gemm_call {
+	uint32_t type, n, k, rows, ld;
+};
+struct gemm_layouts {
+	cublasLtMatmulDesc_t op;
+	cublasLtMatrixLayout_t w, in, out;
+};
+int gemm_layouts_make(struct gemm_layouts *l, const struct gemm_call *g); /* -EIO */
+void gemm_layouts_free(struct gemm_layouts *l);
+int gemm_launch(struct apr_backend_model *m, cudaStream_t stream, const struct gemm_layouts *l,
+                const cublasLtMatmulAlgo_t *algo, const void *w, const void *in, void *out);
+/* At most `most` algorithms without split-K or reduction: the library's proposals, then others of the same family that
+ * it does not propose. The first *proposed are the former. For 16-bit and 8-bit types of id 66 alone. */
+uint32_t gemm_candidates(struct apr_backend_ctx *c, const struct gemm_layouts *l, const struct gemm_call *g,
+                         cublasLtMatmulAlgo_t *out, uint32_t most, uint32_t *proposed);
+bool gemm_usable(struct apr_backend_ctx *c, const struct gemm_layouts *l, const cublasLtMatmulAlgo_t *algo);
+const struct gemm *gemm_find(const struct apr_backend_model *m, const struct gemm_call *g);
+int gemm_keep(struct apr_backend_model *m, const struct gemm_call *g, const cublasLtMatmulAlgo_t *algo);
+/* With the algorithm that was kept for it; -EINVAL where none was. */
+int graphs_gemm(struct apr_backend_model *m, cudaStream_t stream, const struct gemm_call *g, const void *w,
+                const void *in, float *out);
+
+/* ---- tune.c ------------------------------------------------------------------------ */
+
+/* Chooses an algorithm for every shape and bucket of the model, from the table or by timing. */
+int graphs_tune(struct apr_backend_model *m, const struct apr_backend_load *in, char *err, size_t errlen);
+const struct fused_choice *graphs_fused(const struct apr_backend_model *m, uint32_t mask, uint32_t n, uint32_t k);
+
+/* ---- routes.c: what an op of a prompt becomes, and in the exact route every op ------------ */
+
+int graphs_attn_in(struct apr_backend_model *m, const struct apr_cuda_launch *l, const struct apr_op_attn_in *a);
+int graphs_proj(struct apr_backend_model *m, const struct apr_cuda_launch *l, const struct apr_op_proj *a);
+int graphs_ffn_in(struct apr_backend_model *m, const struct apr_cuda_launch *l, const struct apr_op_ffn_in *a);
+int graphs_head(struct apr_backend_model *m, const struct apr_cuda_launch *l, const struct apr_op_head *a);
+/* Prompt rows up to which some shape takes our own kernel */
+uint32_t graphs_most_fused(const struct apr_backend_model *m);
+/* Sizes of a model's prefill graphs, ascending, at most MAX_BUCKETS; the last is max_rows. small: with those below 64
+ * rows, which are recorded up to what our own kernel is chosen for. */
+uint32_t graphs_sizes(const struct apr_backend_model *m, bool small, uint32_t *rows);
+/* Rows of an output matrix that the exact route widens at a time, by the bytes it may use */
+static inline uint32_t wide_rows(uint64_t wide_bytes, uint32_t k, uint32_t n)
+{
+	uint64_t rows = wide_bytes / ((uint64_t)k * sizeof(float));
+
+	return rows < n ? (uint32_t)rows : n;
+}
+uint32_t graphs_mask(const struct apr_mat *const *w, uint32_t n); /* of tile types */
+/* One line for status: what this model's prompt products are made of */
+int graphs_describe(const struct apr_backend_model *m, char *buf, size_t len);
 
 /* ---- record.c ---------------------------------------------------------------------- */
 

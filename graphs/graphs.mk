@@ -7,7 +7,7 @@
 GRAPHS_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(sort $(wildcard graphs/*.c))) \
 	$(patsubst %.cu,$(B)/obj/%.o,$(sort $(wildcard graphs/*.cu))) $(B)/obj/kernels/cuda/attn_cut.o
 CUDA_MODULE := $(B)/libaprd-cuda.so
-GPU_RUNS := $(B)/run_score $(B)/run_stress
+GPU_RUNS := $(B)/run_score $(B)/run_stress $(B)/run_routes
 
 $(B)/obj/graphs/%.o: CPPFLAGS_ALL += -isystem $(CUDA_HOME)/include
 

@@ -6,7 +6,7 @@
  * Owns: which launches an op becomes in either arithmetic, capture, the check of
  * what was captured, replay; where no graphs are wanted, the same launches one by
  * one. Each bucket runs once eagerly over no rows before capture: that loads the
- * kernels and chooses cuBLASLt's algorithms outside of it.
+ * kernels outside of it.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +20,6 @@ struct recorder {
 	struct apr_backend_model *m;
 	enum apr_graph_kind kind;
 	struct apr_cuda_launch l;
-	bool choose;       /* eager: algorithms may be looked for */
 	uint32_t n_calls;
 	struct apr_op_head head;
 	bool has_head;
@@ -37,7 +36,7 @@ int graphs_supports(struct apr_backend_ctx *c, enum apr_op_kind kind, const void
 	int rc;
 
 	(void)c;
-	(void)route_id; /* there is one */
+	(void)route_id; /* each reads every type */
 	switch (kind) {
 	case APR_OP_EMBED:
 		return graphs_bad_mat(((const struct apr_op_embed *)args)->w, "token_embd", err, errlen);
@@ -65,66 +64,13 @@ static int checked(struct recorder *r, enum apr_op_kind kind, const void *args)
 	return graphs_supports(r->m->ctx, kind, args, 0, r->why, sizeof r->why);
 }
 
-/* ---- ops of a prompt -------------------------------------------------------------------- */
-
-static struct apr_cuda_gemm_in gemm_in(const struct recorder *r)
-{
-	return (struct apr_cuda_gemm_in){.real = APR_REAL_F16, .rows = r->m->gemm_in, .row_scale = r->m->row_scale,
-	                                 .padded = (uint32_t)round_up(r->l.bucket, 16)};
-}
-
-/* w's F16 rows, n of them, times what gemm_in holds */
-static int product(struct recorder *r, const struct apr_mat *w, uint32_t n, float *out)
-{
-	const struct mat *m = (const struct mat *)(const void *)w;
-
-	if (!m->f16 || (uint64_t)round_up(r->l.bucket, 16) * w->n_in * 2 > r->m->gemm_in_bytes)
-		return -EINVAL;
-	return graphs_gemm(r->m, r->l.stream, m->f16, n, w->n_in, r->l.bucket, r->m->gemm_in, out, r->choose);
-}
-
-static int prompt_attn_in(struct recorder *r, const struct apr_op_attn_in *a)
-{
-	struct apr_cuda_gemm_in in = gemm_in(r);
-	uint32_t n_q = a->wq->n_out, n_k = a->wk->n_out, all = n_q + n_k + a->wv->n_out;
-	float *out = r->m->gemm_out;
-	int rc;
-
-	if ((uint64_t)all * r->l.bucket > r->m->gemm_out_floats)
-		return -EINVAL;
-	rc = apr_cuda_prefill_norm(&r->l, a->x, a->y, a->x_out, a->post, a->norm, a->n_embd, &in);
-	if (!rc)
-		rc = product(r, a->wq, all, out); /* k's and v's rows follow q's */
-	return rc ? rc : apr_cuda_prefill_heads(&r->l, a, out, all, out + n_q, all, out + n_q + n_k, all, in.row_scale);
-}
-
-static int prompt_proj(struct recorder *r, const struct apr_op_proj *a)
-{
-	struct apr_cuda_gemm_in in = gemm_in(r);
-	int rc = apr_cuda_prefill_convert(&r->l, a->in, a->n_in, &in);
-
-	if (!rc)
-		rc = product(r, a->w, a->n_out, a->y);
-	return rc ? rc : apr_cuda_prefill_finish(&r->l, a->y, a->n_out, in.row_scale, a->bias);
-}
-
-static int prompt_ffn_in(struct recorder *r, const struct apr_op_ffn_in *a)
-{
-	struct apr_cuda_gemm_in in = gemm_in(r);
-	uint32_t ld = a->gate ? 2 * a->n_ff : a->n_ff;
-	float *out = r->m->gemm_out;
-	int rc;
-
-	if ((uint64_t)ld * r->l.bucket > r->m->gemm_out_floats)
-		return -EINVAL;
-	rc = apr_cuda_prefill_norm(&r->l, a->x, a->y, a->x_out, a->post, a->norm, a->n_embd, &in);
-	if (!rc)
-		rc = product(r, a->up, ld, out);
-	return rc ? rc : apr_cuda_prefill_act(&r->l, a->act, a->gate ? out : NULL, a->gate ? out + a->n_ff : out, ld, a->a,
-	                                      a->n_ff, in.row_scale);
-}
-
 /* ---- ops ----------------------------------------------------------------------------------- */
+
+/* The exact route has one arithmetic, for generated rows too. */
+static bool by_route(const struct recorder *r)
+{
+	return r->kind == APR_GRAPH_PREFILL || r->m->sizes.route_id == ROUTE_F32;
+}
 
 static int rec_embed(void *ctx, const struct apr_op_embed *a)
 {
@@ -140,7 +86,7 @@ static int rec_attn_in(void *ctx, const struct apr_op_attn_in *a)
 
 	if (rc)
 		return rc;
-	return r->kind == APR_GRAPH_PREFILL ? prompt_attn_in(r, a) : apr_cuda_decode_attn_in(&r->l, a);
+	return by_route(r) ? graphs_attn_in(r->m, &r->l, a) : apr_cuda_decode_attn_in(&r->l, a);
 }
 static int rec_attn(void *ctx, const struct apr_op_attn *a)
 {
@@ -161,7 +107,7 @@ static int rec_proj(void *ctx, const struct apr_op_proj *a)
 
 	if (rc)
 		return rc;
-	return r->kind == APR_GRAPH_PREFILL ? prompt_proj(r, a) : apr_cuda_decode_proj(&r->l, a);
+	return by_route(r) ? graphs_proj(r->m, &r->l, a) : apr_cuda_decode_proj(&r->l, a);
 }
 static int rec_ffn_in(void *ctx, const struct apr_op_ffn_in *a)
 {
@@ -170,7 +116,7 @@ static int rec_ffn_in(void *ctx, const struct apr_op_ffn_in *a)
 
 	if (rc)
 		return rc;
-	return r->kind == APR_GRAPH_PREFILL ? prompt_ffn_in(r, a) : apr_cuda_decode_ffn_in(&r->l, a);
+	return by_route(r) ? graphs_ffn_in(r->m, &r->l, a) : apr_cuda_decode_ffn_in(&r->l, a);
 }
 static int rec_head(void *ctx, const struct apr_op_head *a) /* a graph of its own */
 {
@@ -193,7 +139,7 @@ struct job { /* what one bucket runs */
 static int run_head(struct recorder *r)
 {
 	struct apr_backend_model *m = r->m;
-	int rc = apr_cuda_decode_head(&r->l, &r->head);
+	int rc = by_route(r) ? graphs_head(m, &r->l, &r->head) : apr_cuda_decode_head(&r->l, &r->head);
 
 	return rc ? rc : apr_cuda_sample(&r->l, r->head.logits, m->sizes.n_real, r->head.n_vocab, m->dev.head->draws,
 	                                 &m->dev.head->n_out, &m->dev.head->step, m->dev.records, m->dev.tops);
@@ -307,7 +253,6 @@ static int record_one(const struct job *j, struct bucket_set *set, uint32_t rows
 	if (set->n == MAX_BUCKETS)
 		return graphs_fail(-E2BIG, err, errlen, "too many buckets");
 	j->r->l.bucket = rows;
-	j->r->choose = true;
 	rc = run_job(j);
 	if (rc) {
 		cudaError_t ce = cudaGetLastError();
@@ -319,7 +264,6 @@ static int record_one(const struct job *j, struct bucket_set *set, uint32_t rows
 		                                       : strerror(-rc));
 	}
 	rc = graphs_cuda(c, cudaStreamSynchronize(c->setup), "the first run of a bucket", err, errlen);
-	j->r->choose = false;
 	if (!rc && !c->cfg.no_graphs)
 		rc = capture(j, &b->exec, err, errlen);
 	if (rc) {
@@ -341,7 +285,7 @@ static void aim(struct recorder *r, enum apr_graph_kind kind)
 
 	r->kind = kind;
 	r->l.generated = kind != APR_GRAPH_PREFILL;
-	r->l.pdl = kind != APR_GRAPH_PREFILL; /* the products between do not take part */
+	r->l.pdl = !by_route(r); /* the products between do not take part */
 	if (kind == APR_GRAPH_HEAD)
 		r->l.rows = (struct apr_cuda_rows){.n = &m->dev.head->n_out, .n_out = &m->dev.head->n_out, .out = m->dev.head->out};
 	else
@@ -350,15 +294,15 @@ static void aim(struct recorder *r, enum apr_graph_kind kind)
 
 static int record_prefill(struct job *j, char *err, size_t errlen)
 {
-	static const uint32_t size[] = {64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048};
 	struct apr_backend_model *m = j->r->m;
-	uint32_t i;
+	uint32_t size[MAX_BUCKETS], n = graphs_sizes(m, true, size), most = graphs_most_fused(m), i;
 	int rc = 0;
 
 	aim(j->r, APR_GRAPH_PREFILL);
-	for (i = 0; i < sizeof size / sizeof *size && size[i] < m->sizes.max_rows && !rc; i++)
-		rc = record_one(j, &m->prefill, size[i], err, errlen);
-	return rc ? rc : record_one(j, &m->prefill, m->sizes.max_rows, err, errlen);
+	for (i = 0; i < n && !rc; i++)
+		if (size[i] >= 64 || size[i] <= most)
+			rc = record_one(j, &m->prefill, size[i], err, errlen);
+	return rc;
 }
 
 static int record_decode(struct job *j, enum apr_graph_kind kind, struct bucket_set *set, char *err, size_t errlen)

@@ -13,6 +13,7 @@
 #include "graphs/graphs.h"
 
 #define SHORT_HEAD (UINT64_C(160) << 20) /* read in the time that the host takes for a step: some 40 µs */
+#define WIDE_F32 (UINT64_C(256) << 20) /* F32 weights are widened in slices of so many bytes */
 #define HALF_LEAST (UINT64_C(8) << 20) /* of the upload buffer */
 
 /* ---- the plan ---------------------------------------------------------------------- */
@@ -25,7 +26,8 @@ static void add(struct apr_plan *p, const char *purpose, enum apr_place place, u
 		p->overflow = true;
 		return;
 	}
-	p->line[p->n++] = (struct apr_plan_line){.purpose = purpose, .place = place, .bytes = bytes};
+	if (bytes) /* a route has no line of what it does without */
+		p->line[p->n++] = (struct apr_plan_line){.purpose = purpose, .place = place, .bytes = bytes};
 }
 
 static void *line_base(const struct apr_plan *p, const char *purpose, uint64_t *bytes)
@@ -146,31 +148,33 @@ static uint64_t carve_pinned(struct pinned_step p[APR_MAX_DEPTH], struct pinned_
 
 /* ---- what a matrix becomes ------------------------------------------------------------ */
 
-static struct apr_mat describe(const struct apr_weight *a, uint32_t order, uint32_t dim, uint32_t half)
+static struct apr_mat describe(const struct apr_weight *a, uint8_t route, uint32_t order, uint32_t dim, uint32_t half)
 {
-	return (struct apr_mat){.type = a->type, .tile = apr_cuda_tile_of(a->type), .n_in = a->n_in,
+	uint32_t tile = route == ROUTE_F32 ? APR_TILE_RAW : apr_cuda_tile_of(a->type); /* exact: nothing is rounded to F16 */
+
+	return (struct apr_mat){.type = a->type, .tile = tile, .n_in = a->n_in,
 	                        .n_out = order == APR_ORDER_GATE_UP ? 2 * a->n_out : a->n_out, .order = order, .dim = dim,
 	                        .half = half};
 }
-static struct apr_mat describe_turned(const struct apr_model *m, const struct apr_weight *a)
+static struct apr_mat describe_turned(const struct apr_model *m, const struct apr_weight *a, uint8_t route)
 {
 	if (m->rope.kind == APR_ROPE_HALVES)
-		return describe(a, APR_ORDER_ROPE_HALVES, m->head_dim, m->rope.n_rot / 2);
-	return describe(a, APR_ORDER_PLAIN, m->head_dim, 0);
+		return describe(a, route, APR_ORDER_ROPE_HALVES, m->head_dim, m->rope.n_rot / 2);
+	return describe(a, route, APR_ORDER_PLAIN, m->head_dim, 0);
 }
-static struct apr_mat describe_up(const struct apr_layer *la)
+static struct apr_mat describe_up(const struct apr_layer *la, uint8_t route)
 {
-	return describe(&la->up, la->gate.data ? APR_ORDER_GATE_UP : APR_ORDER_PLAIN, 0, 0);
+	return describe(&la->up, route, la->gate.data ? APR_ORDER_GATE_UP : APR_ORDER_PLAIN, 0, 0);
 }
 
-static void describe_layer(const struct apr_model *m, const struct apr_layer *la, struct layer_mats *w)
+static void describe_layer(const struct apr_model *m, const struct apr_layer *la, uint8_t route, struct layer_mats *w)
 {
-	w->wq.m = describe_turned(m, &la->wq);
-	w->wk.m = describe_turned(m, &la->wk);
-	w->wv.m = describe(&la->wv, APR_ORDER_PLAIN, 0, 0);
-	w->wo.m = describe(&la->wo, APR_ORDER_PLAIN, 0, 0);
-	w->up.m = describe_up(la);
-	w->down.m = describe(&la->down, APR_ORDER_PLAIN, 0, 0);
+	w->wq.m = describe_turned(m, &la->wq, route);
+	w->wk.m = describe_turned(m, &la->wk, route);
+	w->wv.m = describe(&la->wv, route, APR_ORDER_PLAIN, 0, 0);
+	w->wo.m = describe(&la->wo, route, APR_ORDER_PLAIN, 0, 0);
+	w->up.m = describe_up(la, route);
+	w->down.m = describe(&la->down, route, APR_ORDER_PLAIN, 0, 0);
 }
 
 /* Rows that a slice for repacking must be a multiple of, of each matrix. */
@@ -188,22 +192,38 @@ static uint64_t row_bytes(const struct apr_mat *w)
 
 	return t.block ? (uint64_t)w->n_in / t.block * t.block_bytes : 0;
 }
+uint64_t graphs_mat_bytes(const struct apr_mat *m)
+{
+	if (m->tile != APR_TILE_RAW)
+		return apr_cuda_tile_bytes(m->tile, m->n_in, m->n_out);
+	return m->n_in % 32 || m->n_in > 1u << 20 || m->n_out > 1u << 28 ? 0 : row_bytes(m) * m->n_out;
+}
 static uint64_t unit_bytes(const struct apr_mat *w) /* with room to align the second matrix */
 {
 	return slice_unit(w) * row_bytes(w) * (w->order == APR_ORDER_GATE_UP ? 2 : 1) + 1024;
 }
 
 struct sums {
-	uint64_t tiles, f16, vectors, half;
+	uint64_t tiles, cache, channels, vectors, half;
+	uint64_t widest; /* numbers of the largest product's matrices */
+	uint8_t route;
 };
 
-static void count(struct sums *s, const struct apr_mat *w, bool widened)
+/* Bytes a weight of what a route's GEMMs read beside the tiles */
+static uint64_t cache_bytes(uint8_t route)
+{
+	return route == ROUTE_FP16 ? 2 : route_is_fp8(route) ? 1 : 0;
+}
+
+static void count(struct sums *s, const struct apr_mat *w, bool cached)
 {
 	uint64_t u = unit_bytes(w);
 
-	s->tiles += round_up(apr_cuda_tile_bytes(w->tile, w->n_in, w->n_out), 256);
-	if (widened)
-		s->f16 += round_up((uint64_t)w->n_in * w->n_out * 2, 256);
+	s->tiles += round_up(graphs_mat_bytes(w), 256);
+	if (cached) {
+		s->cache += round_up((uint64_t)w->n_in * w->n_out * cache_bytes(s->route), 256);
+		s->channels += route_is_fp8(s->route) ? round_up(w->n_out * sizeof(float), 256) : 0;
+	}
 	if (u > s->half)
 		s->half = u;
 }
@@ -218,9 +238,16 @@ static void count_layer(struct sums *s, const struct apr_model *m, const struct 
 	const struct apr_weight *v[10] = {&la->attn_norm, &la->post_attn_norm, &la->ffn_norm, &la->post_ffn_norm, &la->bq,
 	                                &la->bk, &la->bv, &la->bo, &la->q_norm, &la->k_norm};
 	struct layer_mats w = {0};
+	uint64_t qkv, up;
 	size_t i;
 
-	describe_layer(m, la, &w);
+	describe_layer(m, la, s->route, &w);
+	qkv = ((uint64_t)w.wq.m.n_out + w.wk.m.n_out + w.wv.m.n_out) * w.wq.m.n_in;
+	up = (uint64_t)w.up.m.n_out * w.up.m.n_in;
+	s->widest = qkv > s->widest ? qkv : s->widest;
+	s->widest = up > s->widest ? up : s->widest;
+	up = (uint64_t)w.down.m.n_out * w.down.m.n_in; /* without a gate it may be the largest */
+	s->widest = up > s->widest ? up : s->widest;
 	count(s, &w.wq.m, true);
 	count(s, &w.wk.m, true);
 	count(s, &w.wv.m, true);
@@ -231,17 +258,17 @@ static void count_layer(struct sums *s, const struct apr_model *m, const struct 
 		count_vector(s, v[i]);
 }
 
-static struct sums sums_of(const struct apr_model *m)
+static struct sums sums_of(const struct apr_model *m, uint8_t route)
 {
-	struct sums s = {.half = HALF_LEAST};
-	struct apr_mat w = describe(&m->tok_embd, APR_ORDER_PLAIN, 0, 0);
+	struct sums s = {.half = HALF_LEAST, .route = route};
+	struct apr_mat w = describe(&m->tok_embd, route, APR_ORDER_PLAIN, 0, 0);
 	uint32_t i;
 
 	for (i = 0; i < m->n_layers; i++)
 		count_layer(&s, m, &m->layers[i]);
 	count(&s, &w, false);
 	if (!m->tied) {
-		w = describe(&m->output, APR_ORDER_PLAIN, 0, 0);
+		w = describe(&m->output, route, APR_ORDER_PLAIN, 0, 0);
 		count(&s, &w, false);
 	}
 	count_vector(&s, &m->output_norm);
@@ -268,7 +295,23 @@ static uint64_t widest_out(const struct apr_model *m) /* q, k, v side by side; g
 {
 	uint64_t qkv = (uint64_t)m->n_heads * m->head_dim + (uint64_t)most_kv_heads(m) * (m->head_dim + m->v_dim);
 
-	return qkv > 2ull * m->n_ff ? qkv : 2ull * m->n_ff;
+	uint64_t most = qkv > 2ull * m->n_ff ? qkv : 2ull * m->n_ff;
+
+	return most > m->n_embd ? most : m->n_embd;
+}
+
+/* Weights that are widened on their way to a GEMM, or to the reference that the fused kernel must equal. */
+static uint64_t wide_bytes(const struct apr_model *m, const struct sums *n)
+{
+	uint64_t all = n->widest * sizeof(float), least = widest_in(m) * sizeof(float) * 64;
+
+	if (n->route == ROUTE_QUANT || n->route == ROUTE_FUSED)
+		return n->widest * 2;
+	if (n->route != ROUTE_F32)
+		return 0;
+	if (all > WIDE_F32)
+		all = WIDE_F32;
+	return all > least ? all : least;
 }
 
 static struct apr_cuda_limits limits_of(const struct apr_model *m, const struct apr_sizes *s)
@@ -282,18 +325,21 @@ int graphs_need(struct apr_backend_ctx *c, const struct apr_model *m, const stru
                 struct apr_plan *plan)
 {
 	struct apr_cuda_limits l = limits_of(m, s);
-	struct sums n = sums_of(m);
+	struct sums n = sums_of(m, s->route_id);
 	struct device_step d;
 	struct pinned_step p[APR_MAX_DEPTH] = {0};
 	struct pinned_rest rest;
-	uint64_t rows = round_up(s->max_rows, 16);
+	uint64_t rows = round_up(s->max_rows, 64), real = s->route_id == ROUTE_F32 ? sizeof(float) : 2;
 
 	(void)c;
 	(void)have_cache;
 	add(plan, "weights", APR_PLACE_DEVICE, n.tiles, 1);
-	add(plan, "weights f16", APR_PLACE_DEVICE, n.f16, 1);
+	add(plan, route_is_fp8(s->route_id) ? "weights e4m3" : "weights f16", APR_PLACE_DEVICE, n.cache, 1);
+	add(plan, "channel scales", APR_PLACE_DEVICE, n.channels, 1);
+	add(plan, "widened weights", APR_PLACE_DEVICE, wide_bytes(m, &n), 1);
+	add(plan, "row hashes", APR_PLACE_DEVICE, rows, sizeof(uint64_t));
 	add(plan, "vectors", APR_PLACE_DEVICE, n.vectors, 1);
-	add(plan, "gemm inputs", APR_PLACE_DEVICE, rows * 2, widest_in(m));
+	add(plan, "gemm inputs", APR_PLACE_DEVICE, rows * real, widest_in(m));
 	add(plan, "row scales", APR_PLACE_DEVICE, rows, sizeof(float));
 	add(plan, "gemm outputs", APR_PLACE_DEVICE, rows * sizeof(float), widest_out(m));
 	add(plan, "decode scratch", APR_PLACE_DEVICE, apr_cuda_scratch_bytes(&l), 1);
@@ -309,13 +355,13 @@ int graphs_need(struct apr_backend_ctx *c, const struct apr_model *m, const stru
 
 int graphs_bad_mat(const struct apr_mat *m, const char *what, char *err, size_t errlen)
 {
-	if (m && !apr_cuda_tile_bytes(m->tile, m->n_in, m->n_out))
+	if (m && !graphs_mat_bytes(m))
 		return graphs_fail(-ENOTSUP, err, errlen, "%s: %s, %u x %u: the cuda backend has no tiles for it", what,
 		                   apr_type_info(m->type).name, m->n_in, m->n_out);
 	return 0;
 }
 
-static int check_layer(const struct apr_model *m, uint32_t i, char *err, size_t errlen)
+static int check_layer(const struct apr_model *m, uint32_t i, uint8_t route, char *err, size_t errlen)
 {
 	static const char *const name[6] = {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"};
 	const struct apr_layer *la = &m->layers[i];
@@ -325,10 +371,13 @@ static int check_layer(const struct apr_model *m, uint32_t i, char *err, size_t 
 	size_t k;
 	int rc = 0;
 
-	describe_layer(m, la, &w);
+	describe_layer(m, la, route, &w);
 	for (k = 0; k < 6 && !rc; k++) {
 		snprintf(what, sizeof what, "blk.%u %s", i, name[k]);
 		rc = graphs_bad_mat(mat[k], what, err, errlen);
+		if (!rc && route_is_fp8(route) && (mat[k]->n_in % 16 || mat[k]->n_out % 16))
+			rc = graphs_fail(-ENOTSUP, err, errlen, "%s: %u x %u: E4M3 products want widths in sixteens; take another route",
+			                 what, mat[k]->n_in, mat[k]->n_out);
 	}
 	if (!rc && la->gate.data && la->gate.type != la->up.type)
 		rc = graphs_fail(-ENOTSUP, err, errlen, "blk.%u ffn_gate is %s and ffn_up %s: the cuda backend wants one type", i,
@@ -336,18 +385,18 @@ static int check_layer(const struct apr_model *m, uint32_t i, char *err, size_t 
 	return rc;
 }
 
-static int check_model(const struct apr_model *m, char *err, size_t errlen)
+static int check_model(const struct apr_model *m, uint8_t route, char *err, size_t errlen)
 {
-	struct apr_mat w = describe(&m->tok_embd, APR_ORDER_PLAIN, 0, 0);
+	struct apr_mat w = describe(&m->tok_embd, route, APR_ORDER_PLAIN, 0, 0);
 	int rc = graphs_bad_mat(&w, "token_embd", err, errlen);
 	uint32_t i;
 
 	if (!rc && !m->tied) {
-		w = describe(&m->output, APR_ORDER_PLAIN, 0, 0);
+		w = describe(&m->output, route, APR_ORDER_PLAIN, 0, 0);
 		rc = graphs_bad_mat(&w, "output", err, errlen);
 	}
 	for (i = 0; i < m->n_layers && !rc; i++)
-		rc = check_layer(m, i, err, errlen);
+		rc = check_layer(m, i, route, err, errlen);
 	if (!rc && m->n_tokens > APR_CUDA_MAX_VOCAB)
 		rc = graphs_fail(-ENOTSUP, err, errlen, "a vocabulary of %u is above the cuda backend's %u", m->n_tokens,
 		                 APR_CUDA_MAX_VOCAB);
@@ -364,7 +413,8 @@ struct loader {
 	cudaEvent_t done[2]; /* the device has read that half */
 	uint64_t half;
 	int at;
-	struct carve tiles, f16, vectors;
+	uint8_t route;
+	struct carve tiles, cache, channels, vectors;
 };
 
 static void note(struct loader *l, cudaError_t rc)
@@ -386,6 +436,14 @@ static void upload_slice(struct loader *l, const struct apr_mat *w, const uint8_
 	memcpy(host, a + first * rb, bytes);
 	if (b)
 		memcpy(host + second, b + first * rb, bytes);
+	if (w->tile == APR_TILE_RAW) { /* straight to their place: up's rows after all of gate's */
+		note(l, cudaMemcpyAsync(tiles, host, bytes, cudaMemcpyHostToDevice, l->c->setup));
+		if (b)
+			note(l, cudaMemcpyAsync(tiles + w->n_out / 2 * rb, host + second, bytes, cudaMemcpyHostToDevice, l->c->setup));
+		note(l, cudaEventRecord(l->done[l->at], l->c->setup));
+		l->at = !l->at;
+		return;
+	}
 	note(l, cudaMemcpyAsync(dev, host, all, cudaMemcpyHostToDevice, l->c->setup));
 	if (!l->rc)
 		l->rc = apr_cuda_repack(l->c->setup, &sub, dev, b ? dev + second : NULL, tiles);
@@ -393,31 +451,56 @@ static void upload_slice(struct loader *l, const struct apr_mat *w, const uint8_
 	l->at = !l->at;
 }
 
-static void upload(struct loader *l, struct mat *w, const struct apr_weight *a, const struct apr_weight *b, bool widen)
+/* What this route's GEMMs read: rows in the file's order, those of one product without gaps. */
+static void make_cache(struct loader *l, struct mat *w)
+{
+	uint8_t *to = l->cache.base + l->cache.at;
+	float *channel = (float *)(void *)(l->channels.base + l->channels.at);
+
+	if (!cache_bytes(l->route))
+		return;
+	w->cache = to;
+	l->cache.at += (uint64_t)w->m.n_in * w->m.n_out * cache_bytes(l->route);
+	if (route_is_fp8(l->route)) {
+		w->channel = channel;
+		l->channels.at += w->m.n_out * sizeof(float);
+	}
+	if (l->rc)
+		return;
+	if (route_is_fp8(l->route))
+		l->rc = apr_cuda_unpack(l->c->setup, &w->m, 0, w->m.n_out, APR_REAL_E4M3, to, channel);
+	else
+		l->rc = apr_cuda_unpack_f16(l->c->setup, &w->m, to);
+}
+
+static void next_product(struct loader *l)
+{
+	l->cache.at = round_up(l->cache.at, 256);
+	l->channels.at = round_up(l->channels.at, 256);
+}
+
+static void upload(struct loader *l, struct mat *w, const struct apr_weight *a, const struct apr_weight *b, bool cached)
 {
 	uint32_t unit = slice_unit(&w->m), each = b ? 2 : 1, first, n, rows;
-	uint64_t pair = apr_cuda_tile_bytes(w->m.tile, w->m.n_in, 32), rb = row_bytes(&w->m);
-	uint8_t *tiles = take(&l->tiles, apr_cuda_tile_bytes(w->m.tile, w->m.n_in, w->m.n_out));
+	uint64_t rb = row_bytes(&w->m), row; /* row: 32 rows of a in what is kept */
+	uint8_t *tiles = take(&l->tiles, graphs_mat_bytes(&w->m));
 
 	if (!rb) { /* check_model has refused it */
 		l->rc = -EINVAL;
 		return;
 	}
+	row = w->m.tile == APR_TILE_RAW ? 32 * rb : each * apr_cuda_tile_bytes(w->m.tile, w->m.n_in, 32);
 	rows = (uint32_t)((l->half - 1024) / (rb * each));
 	rows = rows / unit * unit;
 	if (rows < unit)
 		rows = unit; /* the half was sized for that */
 	for (first = 0; first < a->n_out; first += n) {
 		n = a->n_out - first < rows ? a->n_out - first : rows;
-		upload_slice(l, &w->m, a->data, b ? b->data : NULL, first, n, tiles + (uint64_t)first * each / 32 * pair);
+		upload_slice(l, &w->m, a->data, b ? b->data : NULL, first, n, tiles + (uint64_t)first / 32 * row);
 	}
 	w->m.tiles = tiles;
-	if (!widen)
-		return;
-	w->f16 = l->f16.base + l->f16.at; /* not take: q, k and v lie without gaps */
-	l->f16.at += (uint64_t)w->m.n_in * w->m.n_out * 2;
-	if (!l->rc)
-		l->rc = apr_cuda_unpack(l->c->setup, &w->m, 0, w->m.n_out, APR_REAL_F16, (void *)(uintptr_t)w->f16, NULL);
+	if (cached)
+		make_cache(l, w);
 }
 
 static const float *vector(struct loader *l, const struct apr_weight *w)
@@ -434,19 +517,19 @@ static const float *vector(struct loader *l, const struct apr_weight *w)
 static void load_layer(struct loader *l, const struct apr_model *m, const struct apr_layer *la, struct layer_mats *w,
                        struct apr_layer_weights *out)
 {
-	describe_layer(m, la, w);
-	l->f16.at = round_up(l->f16.at, 256);
+	describe_layer(m, la, l->route, w);
+	next_product(l);
 	upload(l, &w->wq, &la->wq, NULL, true);
 	upload(l, &w->wk, &la->wk, NULL, true);
 	upload(l, &w->wv, &la->wv, NULL, true);
-	l->f16.at = round_up(l->f16.at, 256);
+	next_product(l);
 	upload(l, &w->wo, &la->wo, NULL, true);
-	l->f16.at = round_up(l->f16.at, 256);
+	next_product(l);
 	if (la->gate.data)
 		upload(l, &w->up, &la->gate, &la->up, true);
 	else
 		upload(l, &w->up, &la->up, NULL, true);
-	l->f16.at = round_up(l->f16.at, 256);
+	next_product(l);
 	upload(l, &w->down, &la->down, NULL, true);
 	*out = (struct apr_layer_weights){
 		.wq = &w->wq.m, .wk = &w->wk.m, .wv = &w->wv.m, .wo = &w->wo.m, .gate = la->gate.data ? &w->up.m : NULL,
@@ -463,16 +546,16 @@ static void load_all(struct loader *l, const struct apr_backend_load *in, struct
 	const struct apr_model *m = in->model;
 	uint32_t i;
 
-	b->tok_embd.m = describe(&m->tok_embd, APR_ORDER_PLAIN, 0, 0);
+	b->tok_embd.m = describe(&m->tok_embd, l->route, APR_ORDER_PLAIN, 0, 0);
 	upload(l, &b->tok_embd, &m->tok_embd, NULL, false);
 	if (!m->tied) {
-		b->output.m = describe(&m->output, APR_ORDER_PLAIN, 0, 0);
+		b->output.m = describe(&m->output, l->route, APR_ORDER_PLAIN, 0, 0);
 		upload(l, &b->output, &m->output, NULL, false);
 	}
 	for (i = 0; i < m->n_layers && !l->rc && l->cuda == cudaSuccess; i++) {
 		load_layer(l, m, &m->layers[i], &b->mats[i], &b->layers[i]);
 		if (in->progress)
-			in->progress(in->progress_arg, (i + 1.0) / m->n_layers);
+			in->progress(in->progress_arg, 0.8 * (i + 1.0) / m->n_layers); /* the rest is tune.c's */
 	}
 	*in->weights = (struct apr_weights){.tok_embd = &b->tok_embd.m, .output = m->tied ? &b->tok_embd.m : &b->output.m,
 	                                    .output_norm = vector(l, &m->output_norm), .layers = b->layers};
@@ -481,12 +564,13 @@ static void load_all(struct loader *l, const struct apr_backend_load *in, struct
 
 static int bring_weights(struct apr_backend_model *b, const struct apr_backend_load *in, char *err, size_t errlen)
 {
-	struct loader l = {.c = b->ctx};
+	struct loader l = {.c = b->ctx, .route = b->sizes.route_id};
 	uint64_t bytes;
 	int i;
 
 	l.tiles.base = line_base(in->plan, "weights", &bytes);
-	l.f16.base = line_base(in->plan, "weights f16", &bytes);
+	l.cache.base = line_base(in->plan, route_is_fp8(l.route) ? "weights e4m3" : "weights f16", &bytes);
+	l.channels.base = line_base(in->plan, "channel scales", &bytes);
 	l.vectors.base = line_base(in->plan, "vectors", &bytes);
 	l.dev[0] = line_base(in->plan, "upload", &bytes);
 	l.host[0] = line_base(in->plan, "upload staging", &bytes);
@@ -531,6 +615,8 @@ static int take_lines(struct apr_backend_model *b, const struct apr_backend_load
 	b->row_scale = line_base(in->plan, "row scales", &bytes);
 	b->gemm_out = line_base(in->plan, "gemm outputs", &bytes);
 	b->gemm_out_floats = bytes / sizeof(float);
+	b->wide = line_base(in->plan, "widened weights", &b->wide_bytes);
+	b->hashes = line_base(in->plan, "row hashes", &bytes);
 	b->scratch = line_base(in->plan, "decode scratch", &b->scratch_bytes);
 	b->workspace = line_base(in->plan, "cublas workspace", &bytes);
 	return 0;
@@ -542,7 +628,7 @@ int graphs_load(struct apr_backend_ctx *c, const struct apr_backend_load *in, st
 	const struct apr_mat *out_mat;
 	struct apr_cuda_limits limits;
 	struct apr_backend_model *b;
-	int rc = check_model(in->model, err, errlen);
+	int rc = check_model(in->model, in->sizes->route_id, err, errlen);
 
 	if (rc)
 		return rc;
@@ -557,14 +643,15 @@ int graphs_load(struct apr_backend_ctx *c, const struct apr_backend_load *in, st
 	                                           .parts = apr_cuda_attn_parts(&limits)};
 	b->mats = calloc(b->n_layers, sizeof *b->mats);
 	b->layers = calloc(b->n_layers, sizeof *b->layers);
-	b->gemms = calloc(MAX_GEMMS + 1, sizeof *b->gemms);
-	rc = b->mats && b->layers && b->gemms ? take_lines(b, in) : -ENOMEM;
+	rc = b->mats && b->layers ? take_lines(b, in) : -ENOMEM;
 	if (rc)
 		graphs_fail(rc, err, errlen, "out of memory");
 	else
 		rc = graphs_cuda(c, cudaSetDevice(c->device), "the device", err, errlen);
 	if (!rc)
 		rc = bring_weights(b, in, err, errlen);
+	if (!rc)
+		rc = graphs_tune(b, in, err, errlen);
 	if (rc) {
 		graphs_unload(b);
 		return rc;
@@ -588,5 +675,6 @@ void graphs_unload(struct apr_backend_model *m)
 	free(m->mats);
 	free(m->layers);
 	free(m->gemms);
+	free(m->fused);
 	free(m);
 }

@@ -60,7 +60,7 @@ bench-gpu: all benches
 lint:
 	@scripts/lint
 # one stamp a file, so that a second lint looks only at what changed
-TIDY_SRC := $(SHM) $(CLIENT) $(FFI) $(APRCTL) $(FAKE) $(MODEL) $(TEMPLATE) $(KERNELS) $(ENGINE) $(DAEMON) $(wildcard daemon/main.c)
+TIDY_SRC := $(SHM) $(CLIENT) $(FFI) $(APRCTL) $(FAKE) $(MODEL) $(TEMPLATE) $(KERNELS) $(ENGINE) $(ALGO_TABLE) $(DAEMON) $(wildcard daemon/main.c)
 tidy: $(patsubst %.c,$(B)/tidy/%.ok,$(TIDY_SRC))
 $(B)/tidy/%.ok: %.c .clang-tidy
 	@mkdir -p $(@D)

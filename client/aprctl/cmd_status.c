@@ -67,8 +67,8 @@ static json_t *project_list(json_t *list, const char *const *keys)
 }
 
 static const char *const model_keys[] = {"name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes", NULL};
-static const char *const models_keys[] = {"name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes", "sampling",
-					  "share_prefixes", "prompt_tokens", "cached_tokens", "pace", NULL};
+static const char *const models_keys[] = {"name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes", "equal_bits",
+					  "how", "sampling", "share_prefixes", "prompt_tokens", "cached_tokens", "pace", NULL};
 
 static json_t *status_json(json_t *j)
 {
@@ -130,9 +130,12 @@ static void print_models(const struct ctl *c, json_t *models)
 		wide = 40;
 	printf("%s  %-*s %-8s %8s %8s %-8s %9s %s%s\n", ctl_dim(c), wide, "model", "arch", "context", "vocab", "route", "size",
 	       "numerics", ctl_plain(c));
-	json_array_foreach (models, i, m)
+	json_array_foreach (models, i, m) {
 		printf("  %-*.40s %-8s %8d %8d %-8s %9s %.16s\n", wide, str(m, "name"), str(m, "arch"), (int)num(m, "n_ctx"),
 		       (int)num(m, "n_vocab"), str(m, "route"), ctl_size((uint64_t)num(m, "bytes"), buf), str(m, "numerics"));
+		if (json_string_value(json_object_get(m, "how")))
+			printf("  %-*s %s\n", wide, "", str(m, "how"));
+	}
 	if (!json_array_size(models))
 		printf("  none: load one with aprctl load FILE\n");
 }

@@ -51,7 +51,8 @@ enum apr_cuda_tile {
 	APR_TILE_Q5_0,
 	APR_TILE_F16,
 	APR_TILE_BF16,
-	APR_TILE_N
+	APR_TILE_N,
+	APR_TILE_RAW = 15 /* the file's own blocks, row by row, a matrix after the other: for the exact route, not for decode */
 };
 
 /* Order of rows in the tiles, so that what an epilogue joins lies side by side. */
@@ -82,6 +83,8 @@ enum apr_cuda_real { APR_REAL_F32, APR_REAL_F16, APR_REAL_BF16, APR_REAL_E4M3 };
  * is divided by scale[row - first] = max |w| / 448, which is written. All other types: scale NULL. */
 int apr_cuda_unpack(cudaStream_t stream, const struct apr_mat *m, uint32_t first, uint32_t n, enum apr_cuda_real real,
                     void *dst, float *scale);
+/* All rows of m to F16 in the file's order, many times faster: the numbers that apr_cuda_unpack gives. */
+int apr_cuda_unpack_f16(cudaStream_t stream, const struct apr_mat *m, void *dst);
 
 /* ---- launches -------------------------------------------------------------------- */
 
@@ -127,26 +130,63 @@ struct apr_cuda_gemm_in {
 	enum apr_cuda_real real;
 	void *rows;       /* padded × n, row-major */
 	float *row_scale; /* [padded] */
-	uint32_t padded;  /* l->bucket rounded up to 16; rows past the live ones are zeroed */
+	uint32_t padded;  /* at least l->bucket; rows past the live ones are zeroed */
+	bool fused;       /* F16 in the order that apr_cuda_fused_gemm reads, padded a multiple of 8; else row-major */
+	const uint32_t *pick; /* device: which row of x and y (or of in) each is; NULL: the same */
 };
-/* x_out = x + post(y); h = norm(x_out) → dst. y NULL: x_out = x. */
-int apr_cuda_prefill_norm(const struct apr_cuda_launch *l, const float *x, const float *y, float *x_out,
-                          struct apr_norm post, struct apr_norm norm, uint32_t n, const struct apr_cuda_gemm_in *dst);
+struct apr_cuda_scales { /* outer factors still owed to a GEMM's output; either may be NULL */
+	const float *row;     /* of a row of the input */
+	const float *channel; /* of a row of the weight: of its first output on */
+};
+/* What a product left to do to its output: times scales, plus bias. Exactly what apr_cuda_prefill_finish does. */
+struct apr_cuda_owed {
+	struct apr_cuda_scales scale;
+	const float *bias; /* or NULL */
+};
+/* x_out = x + post(y); h = norm(x_out) → dst. y NULL: x_out = x. owed, or NULL: what y lacks; done to y in place first.
+ * owed's row scales may be dst's: a row's are read before they are written. */
+int apr_cuda_prefill_norm(const struct apr_cuda_launch *l, const float *x, float *y, float *x_out, struct apr_norm post,
+                          struct apr_norm norm, uint32_t n, const struct apr_cuda_owed *owed,
+                          const struct apr_cuda_gemm_in *dst);
 int apr_cuda_prefill_convert(const struct apr_cuda_launch *l, const float *in, uint32_t n,
                              const struct apr_cuda_gemm_in *dst);
 /* q, k, v: GEMM outputs, ld floats between rows: bias, norm of each head, rotation; q to op->q, k and v to pages, in one
  * launch. op's x, y and matrices are not looked at. Where keys and values are F16 and heads of 64, 128 or 256 (both the
  * same), a row of op->q, n_heads × k_dim × 4 bytes apart as ever, gets F16: each head times a power of two, then their
- * inverses as floats; so apr_cuda_prefill_attn reads it. Elsewhere, and where l->generated, op->q is F32, and q may be op->q itself. */
+ * inverses as floats; so apr_cuda_prefill_attn reads it. Elsewhere, and where l->generated, op->q is F32,
+ * and q may be op->q itself. Channels: q's, k's, v's. */
 int apr_cuda_prefill_heads(const struct apr_cuda_launch *l, const struct apr_op_attn_in *op, const float *q,
                            uint32_t ld_q, const float *k, uint32_t ld_k, const float *v, uint32_t ld_v,
-                           const float *scale);
-/* a = act(gate) · up, or act(up) where gate is NULL; ld floats between rows of each */
+                           struct apr_cuda_scales scale);
+/* a = act(gate) · up, or act(up) where gate is NULL; ld floats between rows of each. Channels: gate's, up's. */
 int apr_cuda_prefill_act(const struct apr_cuda_launch *l, uint32_t act, const float *gate, const float *up, uint32_t ld,
-                         float *a, uint32_t n, const float *scale);
-/* y = y · scale + bias, in place; either may be NULL */
-int apr_cuda_prefill_finish(const struct apr_cuda_launch *l, float *y, uint32_t n, const float *scale,
-                            const float *bias);
+                         float *a, uint32_t n, struct apr_cuda_scales scale);
+/* The same, to dst instead of memory: the next product's input. -ENOTSUP: n is too wide for a block's shared memory. The
+ * scales' rows may be dst's. */
+int apr_cuda_prefill_act_in(const struct apr_cuda_launch *l, uint32_t act, const float *gate, const float *up,
+                            uint32_t ld, uint32_t n, struct apr_cuda_scales scale, const struct apr_cuda_gemm_in *dst);
+/* y = from · scales + bias; from may be y; bias may be NULL */
+int apr_cuda_prefill_finish(const struct apr_cuda_launch *l, float *y, const float *from, uint32_t n,
+                            struct apr_cuda_scales scale, const float *bias);
+/* l->bucket rows of logits, in place: scaled, soft-capped. Rows at or past *n_live stay. */
+int apr_cuda_cap_logits(const struct apr_cuda_launch *l, float *logits, uint32_t n, float scale, float softcap,
+                        const uint32_t *n_live);
+
+/* out[row][first of each …] = in · wᵀ, ld floats between rows, of at most three matrices side by side, straight from
+ * their tiles. in: F16 rows in the fused order, apr_cuda_fused_columns(bucket) of them. Row scales are still owed. */
+uint32_t apr_cuda_fused_columns(uint32_t bucket);
+int apr_cuda_fused_gemm(const struct apr_cuda_launch *l, const struct apr_mat *const *w, uint32_t n, const void *in,
+                        float *out, uint32_t ld);
+
+/* ---- what a GEMM must equal -------------------------------------------------------------- */
+
+/* rows × k inputs of wide exponents, of this seed: F16 (row-major or in the fused order), E4M3 or F32 */
+int apr_cuda_fill_wide(cudaStream_t stream, enum apr_cuda_real real, bool fused, uint32_t rows, uint32_t k, void *dst);
+/* out[rows][n] = in[rows][k] · w[n][k]ᵀ, F16, row-major: the plain ascending loop of m16n8k16 */
+int apr_cuda_gemm_loop(cudaStream_t stream, const void *w, const void *in, float *out, uint32_t n, uint32_t k,
+                       uint32_t rows);
+/* hash[row] of the bits of n floats from each row on */
+int apr_cuda_row_hash(cudaStream_t stream, const float *out, uint32_t n, uint32_t rows, uint64_t *hash);
 
 /* Blocks that a tile keeps busy, and parts that the scratch of these limits holds: for apr_cuda_attn_cut. */
 uint32_t apr_cuda_attn_items(const struct apr_cuda_limits *l);

@@ -15,7 +15,7 @@
 struct heads_args {
 	const float *q, *k, *v; /* v NULL: it has gone to its page already */
 	uint32_t ld_q, ld_k, ld_v, n_heads;
-	const float *scale; /* of a row, or NULL */
+	apr_cuda_scales scale;
 	const float *bq, *bk, *bv;
 	norm_args q_norm, k_norm;
 	apr_rope_table rope;
@@ -89,11 +89,14 @@ static __global__ void __launch_bounds__(WARPS * 32) heads_rope(const __grid_con
 	                               : a.v + (size_t)row * a.ld_v;
 	const float *bias = what == 0 ? a.bq : what == 1 ? a.bk : a.bv;
 	const uint32_t dim = what == 2 ? a.kv.v_dim : a.kv.k_dim;
-	const float scale = a.scale ? a.scale[row] : 1.0f;
+	const float scale = a.scale.row ? a.scale.row[row] : 1.0f;
+	const uint32_t nq = a.n_heads * a.kv.k_dim, nk = n_kv * a.kv.k_dim;
+	const float *channel = a.scale.channel ? a.scale.channel + (what == 0 ? 0 : what == 1 ? nq : nq + nk) : NULL;
 
 	head -= what == 0 ? 0 : what == 1 ? a.n_heads : a.n_heads + n_kv;
 	for (uint32_t d = lane; d < dim; d += 32)
-		v[d] = src[head * dim + d] * scale + (bias ? bias[head * dim + d] : 0.0f);
+		v[d] = src[head * dim + d] * scale * (channel ? channel[head * dim + d] : 1.0f) +
+		       (bias ? bias[head * dim + d] : 0.0f);
 	__syncwarp();
 	if (what < 2)
 		turn_head(v, dim, what == 0 ? a.q_norm : a.k_norm, a.rope, pos);
@@ -128,7 +131,8 @@ static int heads_launch(const apr_cuda_launch *l, const apr_op_attn_in *op, head
 }
 
 extern "C" int apr_cuda_prefill_heads(const apr_cuda_launch *l, const apr_op_attn_in *op, const float *q, uint32_t ld_q,
-                                      const float *k, uint32_t ld_k, const float *v, uint32_t ld_v, const float *scale)
+                                      const float *k, uint32_t ld_k, const float *v, uint32_t ld_v,
+                                      apr_cuda_scales scale)
 {
 	heads_args a = {};
 

@@ -28,7 +28,7 @@ extern "C" uint32_t apr_cuda_tile_of(uint32_t type)
 extern "C" size_t apr_cuda_tile_bytes(uint32_t tile, uint32_t n_in, uint32_t n_out)
 {
 	if (tile >= APR_TILE_N || !n_in || !n_out || n_in % 32 || n_in > 1u << 20 || n_out > 1u << 28)
-		return 0;
+		return 0; /* raw blocks have no tiles */
 	if (tile_k(tile) == 256 && n_in % 256)
 		return 0;
 	return (size_t)row_pairs(n_out) * tiles_along_k(tile, n_in) * 2 * tile_size(tile);
@@ -88,6 +88,8 @@ DEV float weight_at(const apr_mat &m, uint32_t row, uint32_t k) /* row in the fi
 {
 	uint32_t each = m.order == APR_ORDER_GATE_UP ? m.n_out / 2 : m.n_out;
 
+	if (m.tile == APR_TILE_RAW)
+		return block_value(m.type, m.tiles + (size_t)row * (m.n_in / block_elems(m.type)) * block_size(m.type), k);
 	return tile_value(m.tile, m.tiles, m.n_in, row_place(m.order, m.dim, m.half, row / each, row % each), k);
 }
 

@@ -153,7 +153,7 @@ static void bench_prefill_rows(void)
 		dbuf<uint8_t> in((size_t)rows * 14336 * 2);
 		std::vector<uint32_t> pos(rows), slot(rows);
 		step st(256 * 1024);
-		apr_cuda_gemm_in dst = {APR_REAL_F16, in.p, scale.p, rows};
+		apr_cuda_gemm_in dst = {APR_REAL_F16, in.p, scale.p, rows, false, NULL};
 		apr_op_attn_in op = {};
 
 		wide.zero();
@@ -168,21 +168,25 @@ static void bench_prefill_rows(void)
 			printf("{\"bench\":\"prefill_rows_%s\",\"rows\":%u,\"us\":%.1f,\"gb_s\":%.0f}\n", name, rows, us,
 			       floats * 4 * rows / us * 1e-3);
 		};
-		say("norm", time_calls([&] { return apr_cuda_prefill_norm(&st.l, x.p, y.p, x2.p, none, nw, 4096, &dst); }, 20), 3.5 * 4096);
+		say("norm", time_calls([&] { return apr_cuda_prefill_norm(&st.l, x.p, y.p, x2.p, none, nw, 4096, NULL, &dst); }, 20), 3.5 * 4096);
 		say("convert_4096", time_calls([&] { return apr_cuda_prefill_convert(&st.l, x.p, 4096, &dst); }, 20), 1.5 * 4096);
 		say("convert_14336", time_calls([&] { return apr_cuda_prefill_convert(&st.l, a.p, 14336, &dst); }, 20), 1.5 * 14336);
 		say("heads",
 		    time_calls(
 					[&] {
-						return apr_cuda_prefill_heads(&st.l, &op, wide.p, 6144, wide.p + 4096, 6144, wide.p + 5120, 6144, scale.p);
+						return apr_cuda_prefill_heads(&st.l, &op, wide.p, 6144, wide.p + 4096, 6144, wide.p + 5120, 6144,
+						                              {scale.p, NULL});
 					},
 					20),
 		    1.5 * 6144);
-		say("act",
-		    time_calls([&] { return apr_cuda_prefill_act(&st.l, APR_OP_SILU, wide.p, wide.p + 14336, 28672, a.p, 14336, scale.p); },
-		               20),
-		    3 * 14336);
-		say("finish", time_calls([&] { return apr_cuda_prefill_finish(&st.l, y.p, 4096, scale.p, NULL); }, 20), 2 * 4096);
+		say("act_in",
+		    time_calls(
+					[&] {
+						return apr_cuda_prefill_act_in(&st.l, APR_OP_SILU, wide.p, wide.p + 14336, 28672, 14336,
+						                               {scale.p, NULL}, &dst);
+					},
+					20),
+		    2.5 * 14336);
 	}
 }
 

@@ -30,7 +30,7 @@ static void gemm_inputs(uint32_t n, uint32_t rows, apr_cuda_real real)
 	dbuf<uint8_t> out((size_t)padded * n * 4);
 	step st(256 * 1024);
 	bool scaled = real == APR_REAL_F16 || real == APR_REAL_E4M3;
-	apr_cuda_gemm_in dst = {real, out.p, scaled ? scale.p : NULL, padded};
+	apr_cuda_gemm_in dst = {real, out.p, scaled ? scale.p : NULL, padded, false, NULL};
 	double rel = real == APR_REAL_F32    ? 1e-6
 	             : real == APR_REAL_F16  ? 0x1p-11 * 1.01
 	             : real == APR_REAL_BF16 ? 0x1p-8 * 1.01
@@ -44,7 +44,7 @@ static void gemm_inputs(uint32_t n, uint32_t rows, apr_cuda_real real)
 		out.poison();
 		st.set(bucket, rows, {}, {});
 		if (norm)
-			CHECK(apr_cuda_prefill_norm(&st.l, dx.p, dy.p, xo.p, {dp.p, 1e-6f}, {dw.p, 1e-5f}, n, &dst) == 0, "launch");
+			CHECK(apr_cuda_prefill_norm(&st.l, dx.p, dy.p, xo.p, {dp.p, 1e-6f}, {dw.p, 1e-5f}, n, NULL, &dst) == 0, "launch");
 		else
 			CHECK(apr_cuda_prefill_convert(&st.l, dx.p, n, &dst) == 0, "launch");
 		std::vector<uint8_t> b = out.get();
@@ -100,7 +100,7 @@ static void small_ops(void)
 	st.set(80, rows, {}, {});
 	for (uint32_t act = 0; act < 4; act++)
 		for (int gated = 0; gated < 2; gated++) {
-			CHECK(apr_cuda_prefill_act(&st.l, act, gated ? dg.p : NULL, dg.p + n, ld, da.p, n, ds.p) == 0, "launch");
+			CHECK(apr_cuda_prefill_act(&st.l, act, gated ? dg.p : NULL, dg.p + n, ld, da.p, n, {ds.p, NULL}) == 0, "launch");
 			std::vector<float> a = da.get();
 			for (uint32_t r = 0; r < rows; r++)
 				for (uint32_t i = 0; i < n; i++) {
@@ -112,7 +112,7 @@ static void small_ops(void)
 				}
 		}
 	CHECK(worst <= 1, "activations: %.3g of the bound", worst);
-	CHECK(apr_cuda_prefill_finish(&st.l, dy.p, n, ds.p, db.p) == 0, "launch");
+	CHECK(apr_cuda_prefill_finish(&st.l, dy.p, dy.p, n, {ds.p, NULL}, db.p) == 0, "launch");
 	std::vector<float> z = dy.get();
 	size_t bad = 0;
 	for (uint32_t r = 0; r < rows; r++)
@@ -162,7 +162,7 @@ static void heads(const struct shape_heads &h, uint32_t kind, apr_kv_type type)
 		pos[i] = (i * 7) % 128, slot[i] = i / 64 + 1;
 	kv.pool.poison();
 	st.set(80, rows, pos, slot);
-	CHECK(apr_cuda_prefill_heads(&st.l, &op, dx.p, ld, dx.p + nq, ld, dx.p + nq + nk, ld, ds.p) == 0, "launch");
+	CHECK(apr_cuda_prefill_heads(&st.l, &op, dx.p, ld, dx.p + nq, ld, dx.p + nq + nk, ld, {ds.p, NULL}) == 0, "launch");
 	std::vector<float> q = dq.get();
 	std::vector<uint8_t> pool = kv.pool.get();
 	for (uint32_t r = 0; r < rows; r++)

@@ -132,7 +132,8 @@ static const struct {
 } checks[] = {
 		{"weights", check_weights}, {"proj", check_proj},     {"ops", check_ops},    {"attn_decode", check_attn_decode},
 		{"prefill", check_prefill}, {"attn_prefill", check_attn_prefill},
-		{"sample", check_sample}, {"layer", check_layer}, {"chain", check_chain}};
+		{"sample", check_sample}, {"layer", check_layer}, {"chain", check_chain},
+		{"gemm", check_gemm}};
 void bench(void);
 void bench_prefill(void);
 

@@ -147,5 +147,6 @@ void check_attn_prefill_brief(void);
 void check_sample(void);
 void check_layer(void);
 void check_chain(void);
+void check_gemm(void);
 
 #endif

@@ -65,7 +65,8 @@ static void wrong_usage(void)
 	static const char *const bad[][2] = { { "--route", "x" },   { "--route", "" },	  { "--route", "-1" },
 					      { "--kv-type", "x" }, { "--kv-type", "" },  { "-b", "x" },
 					      { "-b", "" },	    { "-b", "cuda:" },	  { "-b", "cuda:1x" },
-					      { "-b", "cuda:1024" } };
+					      { "-b", "cuda:1024" }, { "--fused-rows", "x" }, { "--fused-rows", "" },
+					      { "--fused-rows", "-1" }, { "--fused-rows", "65537" } };
 	static const char *const good[][2] = { { "--route", "auto" },  { "--route", "int16" }, { "--route", "fp8-fast" },
 					       { "--kv-type", "bf16" }, { "-b", "cuda" },	{ "-b", "cuda:1023" } };
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -86,6 +87,21 @@ static void wrong_usage(void)
 	}
 }
 
+static void fused_rows(void)
+{
+	static const struct { const char *arg; int32_t rows; } given[] = { { "auto", -1 }, { "0", 0 }, { "64", 64 } };
+	struct options o;
+
+	CU_ASSERT_EQUAL(parse(&o, "-m", "a=x", NULL), 0);
+	CU_ASSERT_EQUAL(o.fused_rows, -1); /* measured */
+	options_free(&o);
+	for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
+		CU_ASSERT_EQUAL(parse(&o, "-m", "a=x", "--fused-rows", given[i].arg, NULL), 0);
+		CU_ASSERT_EQUAL(o.fused_rows, given[i].rows);
+		options_free(&o);
+	}
+}
+
 static const char *write_config(const char *text)
 {
 	static char path[160];
@@ -101,12 +117,13 @@ static void file_under_command_line(void)
 {
 	struct options o;
 	const char *path = write_config(
-		"model = {\"f=/file.gguf\"}\nthreads = 4\ncontext = 512\nsocket = \"/tmp/x\"\nsocket-mode = \"0600\"\n"
+		"model = {\"f=/file.gguf\"}\nthreads = 4\nfused-rows = 16\ncontext = 512\nsocket = \"/tmp/x\"\nsocket-mode = \"0600\"\n"
 		"drain-ms = 77\nlimits { connections = 5 region-bytes = \"1M\" }\n"
 		"listener \"/tmp/web\" { tenant = \"web\" mode = \"0666\" }\n");
 
 	CU_ASSERT_EQUAL(parse(&o, "--config", path, "-t", "2", NULL), 0);
 	CU_ASSERT_STRING_EQUAL(o.models[0].name, "f");
+	CU_ASSERT_EQUAL(o.fused_rows, 16);
 	CU_ASSERT_EQUAL(o.threads, 2);
 	CU_ASSERT_EQUAL(o.n_ctx, 512);
 	CU_ASSERT_EQUAL(o.socket_mode, 0600);
@@ -139,6 +156,7 @@ static void file_errors_name_the_line(void)
 		{ "route = \"\"\n", ":1:", "route: " },
 		{ "kv-type=\"x\"", ":1:", "kv-type: " },
 		{ "backend=\"cuda:\"", ":1:", "backend: " },
+		{ "\nfused-rows = few\n", ":2:", "fused-rows: " },
 		{ "socket=\"\"", ":1:", "socket: " },
 		{ "listener \"\" {}", ":1:", "listener: " },
 		{ "listener \"/" LONG LONG LONG LONG LONG LONG "\" {}", ":1:", "listener: " },
@@ -221,6 +239,7 @@ static void the_man_page_knows_every_option(void)
 
 static const struct apr_test tests[] = {
 	{ "values_and_names", values_and_names, KEEPS_HEAP }, /* getopt's and stdio's own */
+	{ "fused_rows", fused_rows, 0 },
 	{ "wrong_usage", wrong_usage, KEEPS_HEAP },
 	{ "file_under_command_line", file_under_command_line, KEEPS_HEAP },
 	{ "file_errors_name_the_line", file_errors_name_the_line, KEEPS_HEAP },
