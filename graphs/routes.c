@@ -289,6 +289,7 @@ int graphs_head(struct apr_backend_model *m, const struct apr_cuda_launch *l, co
 int graphs_describe(const struct apr_backend_model *m, char *buf, size_t len)
 {
 	uint8_t route = m->sizes.route_id;
+	const char *form = route == ROUTE_QUANT ? "widened on the way" : "cached";
 	uint32_t most = graphs_most_fused(m), least = UINT32_MAX, i;
 
 	for (i = 0; i < m->n_fused; i++)
@@ -301,8 +302,10 @@ int graphs_describe(const struct apr_backend_model *m, char *buf, size_t len)
 		         route == ROUTE_FP8 ? "exact" : "fast");
 	else if (route == ROUTE_FUSED)
 		snprintf(buf, len, "prompts straight from the quantised tiles");
+	else if (!most)
+		snprintf(buf, len, "prompts in F16 (%s)", form);
 	else
-		snprintf(buf, len, "prompts in F16 (%s); straight from the quantised tiles up to %u to %u rows, by shape",
-		         route == ROUTE_QUANT ? "widened on the way" : "cached", m->n_fused ? least : 0, most);
+		snprintf(buf, len, "prompts in F16 (%s), from the quantised tiles up to %u rows, by shape (%u at least)", form, most,
+		         least);
 	return 0;
 }

@@ -657,7 +657,7 @@ int graphs_load(struct apr_backend_ctx *c, const struct apr_backend_load *in, st
 		return rc;
 	}
 	out_mat = in->model->tied ? &b->tok_embd.m : &b->output.m;
-	b->early = apr_cuda_tile_bytes(out_mat->tile, out_mat->n_in, out_mat->n_out) < SHORT_HEAD;
+	b->early = graphs_mat_bytes(out_mat) < SHORT_HEAD;
 	*out = b;
 	return 0;
 }
