@@ -140,9 +140,7 @@ static void same(const struct drive_job *a, const struct drive_job *b, const cha
 	for (i = 0; i < a->n_tok; i++) {
 		const struct drive_token *x = &a->tok[i], *y = &b->tok[i];
 
-		if (x->id == y->id && !memcmp(&x->logprob, &y->logprob, sizeof x->logprob) && x->n_top == y->n_top &&
-		    !memcmp(x->top_id, y->top_id, x->n_top * sizeof *x->top_id) &&
-		    !memcmp(x->top_logprob, y->top_logprob, x->n_top * sizeof *x->top_logprob))
+		if (drive_same_token(x, y))
 			continue;
 		printf("  %s: %s: token %u: %u %.9g against %u %.9g\n", which, what, i, x->id, (double)x->logprob, y->id,
 		       (double)y->logprob);
