@@ -362,7 +362,7 @@ static void attention(const struct shape_heads &h, apr_kv_type type, uint32_t ct
 			      h.k_dim, type, most, range, bad);
 		}
 	}
-	for (uint32_t n : {1u, 2u, 5u, 16u, 17u, 63u, 64u, 65u, 127u, 128u, 129u, 2047u, 2048u, 2049u}) {
+	for (uint32_t n : shape_prefill) {
 		if (n > ctx || (brief && n > 65))
 			break;
 		size_t bad = rows_differ(c, run_attn(c, {{1, 0, n}}, {64, 0}).data(), whole.data(), n);
@@ -385,6 +385,8 @@ void check_prefill(void)
 		for (uint32_t rows : {1u, 17u, 65u})
 			for (apr_cuda_real real : {APR_REAL_F32, APR_REAL_F16, APR_REAL_BF16, APR_REAL_E4M3})
 				gemm_inputs(n, rows, real);
+	for (uint32_t rows : shape_prefill)
+		gemm_inputs(640, rows, rows & 1 ? APR_REAL_F16 : APR_REAL_E4M3);
 	small_ops();
 	for (const struct shape_heads &h : shape_heads) {
 		for (uint32_t kind = 0; kind < 3; kind++)

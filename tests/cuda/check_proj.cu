@@ -4,7 +4,15 @@
 #include "kernels/cuda/sm90_any_proj_decode_ref.h"
 #include "tests/cuda/support.cuh"
 
-static const uint32_t buckets[] = {1, 2, 4, 8, 16, 32, 64};
+/* The smallest bucket of so many rows, or the largest */
+static uint32_t bucket_of(uint32_t rows)
+{
+	uint32_t b = 1;
+
+	while (b < rows && b < APR_CUDA_DECODE_ROWS)
+		b *= 2;
+	return b;
+}
 
 static void one_shape(uint32_t type, uint32_t k, uint32_t n_out, bool planted)
 {
@@ -40,8 +48,11 @@ static void one_shape(uint32_t type, uint32_t k, uint32_t n_out, bool planted)
 	      sqrt(err2 / ref2));
 	/* each row in other buckets, columns and company: one row is NaN */
 	rng g = {k * 31 + n_out};
-	for (uint32_t b : buckets)
-		for (uint32_t live : {b, b / 2 + 1}) {
+	std::vector<uint32_t> lives(shape_rows_few, shape_rows_few + COUNT(shape_rows_few));
+	if (!planted)
+		lives.assign(shape_rows, shape_rows + COUNT(shape_rows));
+	for (uint32_t live : lives)
+		for (uint32_t b : {bucket_of(live), bucket_of(bucket_of(live) + 1)}) {
 			std::vector<float> px((size_t)rows * k, NAN);
 			std::vector<uint32_t> from(live);
 
@@ -53,7 +64,7 @@ static void one_shape(uint32_t type, uint32_t k, uint32_t n_out, bool planted)
 			dx.put(px);
 			dy.poison();
 			st.set(b, live, {}, {});
-			st.l.sms = b % 3 ? device_sms : 7;
+			st.l.sms = live % 3 ? device_sms : 7;
 			CHECK(apr_cuda_decode_proj(&st.l, &op) == 0, "launch");
 			std::vector<float> y = dy.get();
 			size_t bad = 0;

@@ -12,8 +12,10 @@
 
 static const uint32_t shape_widths[] = {64, 576, 640, 896, 960, 1536, 2048, 3584, 4096, 8960, 14336};
 static const uint32_t shape_outs[] = {1, 16, 33, 96, 200};                           /* rows of a weight */
-static const uint32_t shape_rows[] = {1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 63, 64}; /* decode rows */
-static const uint32_t shape_prefill[] = {1, 2, 7, 16, 17, 63, 64, 65, 127, 128, 129, 300};
+/* decode rows: every count up to one more than two MMAs' columns, then about the larger buckets; and fewer, for the many */
+static const uint32_t shape_rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 63, 64};
+static const uint32_t shape_rows_few[] = {1, 2, 3, 5, 8, 9, 16, 17, 33, 64};
+static const uint32_t shape_prefill[] = {1, 2, 3, 5, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 2047, 2048, 2049};
 static const uint32_t shape_contexts[] = {1, 2, 63, 64, 65, 128, 255, 256, 257, 300, 511, 513, 1000, 1100};
 
 struct shape_heads {
