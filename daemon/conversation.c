@@ -158,7 +158,12 @@ int conversation_keep(struct request *r)
 		return e;
 	if (v->ids)
 		drop(s, v);
-	*v = (struct conversation){ v->generation, r->model->id, n, ids, kinds, ++c->turn, true };
+	v->model = r->model->id;
+	v->n = n;
+	v->ids = ids;
+	v->kinds = kinds;
+	v->used = ++c->turn;
+	v->busy = true;
 	s->who->input_bytes += bytes_of(n);
 	r->handle = (uint64_t)v->generation << 32 | (uint32_t)(v - c->v);
 	while (s->who->input_bytes > s->who->limits.region_bytes && (old = oldest(c)))

@@ -29,12 +29,14 @@ check-san: all tests
 
 # CASE 11 at length: ten minutes unless S says another number of seconds
 S ?= 600
-.PHONY: check-isolation bench-simulate
+.PHONY: check-isolation bench-simulate bench-crowd
 check-isolation: $(B)/aprd $(B)/tests/system/test_isolation
 	APR_ISOLATION_S=$(S) $(B)/tests/system/test_isolation
 bench-simulate: $(B)/bench/bench_simulate
 	$(B)/bench/bench_simulate --cost
 	$(B)/bench/bench_simulate
+bench-crowd: $(B)/aprd $(B)/bench/bench_crowd
+	$(B)/bench/bench_crowd
 
 demo: setup
 	@scripts/get-model smollm2-135m >/dev/null
