@@ -219,6 +219,19 @@ static struct drive_job score_with(const struct apr_engine_config *cfg, const ch
 	return j;
 }
 
+/* Routes of equal bits have equal receipts, all others have their own; which promise them is said. */
+static void check_numerics(const struct apr_loaded *m, const struct route *r, const char *which)
+{
+	static uint8_t fp16[32];
+	struct apr_loaded_info info;
+
+	apr_loaded_info(m, &info);
+	if (r == routes)
+		memcpy(fp16, info.numerics, sizeof fp16);
+	check((memcmp(fp16, info.numerics, sizeof fp16) == 0) == r->like_fp16, "numerics", which);
+	check(!strcmp(info.route, r->name) && info.equal_bits == (strcmp(r->name, "f32") != 0), "what status says", which);
+}
+
 /* One route against the CPU's, and, of the same arithmetic, against fp16's own score. */
 static void one_route(const char *path, const struct route *r, const struct drive_job *cpu, const struct drive_job *fp16,
                       struct drive_job *gpu, const char *which)
@@ -236,6 +249,7 @@ static void one_route(const char *path, const struct route *r, const struct driv
 		return;
 	}
 	printf("%s by %s: loaded in %.2f s\n", which, r->name, now() - t0);
+	check_numerics(m, r, which);
 	run(e, m, gpu, 1, which);
 	against_cpu(gpu, cpu, r, "score", which);
 	run(e, m, &step, 1, which);
