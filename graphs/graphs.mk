@@ -10,6 +10,7 @@ CUDA_MODULE := $(B)/libaprd-cuda.so
 GPU_RUNS := $(B)/run_score $(B)/run_stress $(B)/run_routes
 
 $(B)/obj/graphs/%.o: CPPFLAGS_ALL += -isystem $(CUDA_HOME)/include
+$(B)/obj/tests/graphs/test_stream.o: CPPFLAGS_ALL += -isystem $(CUDA_HOME)/include
 
 # What decides an answer's bits here, hashed as the engine's objects are.
 $(B)/gen/cuda_build_id.c: $(GRAPHS_OBJ) $(CUDA_OBJ) scripts/build-id
