@@ -290,7 +290,7 @@ static int take_models(struct options *o, cfg_t *cfg)
 {
 	for (unsigned i = 0; i < cfg_size(cfg, "for-model"); i++) {
 		cfg_t *sec = cfg_getnsec(cfg, "for-model", i);
-		struct model_rule r = { strdup(cfg_title(sec)), o->share };
+		struct model_rule r = { strdup(cfg_title(sec)), o->share, o->keep_alive };
 		struct model_rule *all = reallocarray(o->model_rules, o->n_model_rules + 1, sizeof(*all));
 		if (all)
 			o->model_rules = all;
@@ -300,6 +300,7 @@ static int take_models(struct options *o, cfg_t *cfg)
 		}
 		if (cfg_size(sec, "share-prefixes"))
 			options_share(cfg_getstr(sec, "share-prefixes"), &r.share);
+		take_count(&r.keep_alive, sec, "keep-alive");
 		o->model_rules[o->n_model_rules++] = r;
 	}
 	return 0;
@@ -349,6 +350,7 @@ static int take(struct options *o, cfg_t *cfg)
 	o->socket_group = group_of(cfg_getstr(cfg, "socket-group"));
 	o->step_ms = (uint32_t)cfg_getint(cfg, "step-ms");
 	options_share(cfg_getstr(cfg, "share-prefixes"), &o->share);
+	o->keep_alive = (uint32_t)cfg_getint(cfg, "keep-alive");
 	take_limits(&o->limits, cfg_getsec(cfg, "limits"));
 	take_size(&o->limits.all_regions, cfg_getsec(cfg, "limits"), "all-regions");
 	e = take_rules(o, cfg, "user");
@@ -428,7 +430,8 @@ int config_read(struct options *o)
 	/* what is not set stays: the defaults are options.c's, and a user's or group's those of limits */
 	cfg_opt_t limits[] = { EACH_LIMIT, CFG_STR("all-regions", NULL, CFGF_NODEFAULT), CFG_END() };
 	cfg_opt_t rule[] = { EACH_LIMIT, CFG_END() };
-	cfg_opt_t model[] = { CFG_STR("share-prefixes", NULL, CFGF_NODEFAULT), CFG_END() };
+	cfg_opt_t model[] = { CFG_STR("share-prefixes", NULL, CFGF_NODEFAULT), CFG_INT("keep-alive", 0, CFGF_NODEFAULT),
+			      CFG_END() };
 	cfg_opt_t listener[] = {
 		CFG_STR("tenant", "", CFGF_NONE),
 		CFG_STR("group", "", CFGF_NONE),
@@ -458,6 +461,7 @@ int config_read(struct options *o)
 		CFG_INT("park-pages-ms", (long)o->park_pages_ms, CFGF_NONE),
 		CFG_INT("park-end-ms", (long)o->park_end_ms, CFGF_NONE),
 		CFG_INT("step-ms", (long)o->step_ms, CFGF_NONE),
+		CFG_INT("keep-alive", (long)o->keep_alive, CFGF_NONE),
 		CFG_STR("share-prefixes", "user", CFGF_NONE),
 		CFG_SEC("limits", limits, CFGF_NONE),
 		CFG_SEC("user", rule, CFGF_MULTI | CFGF_TITLE | CFGF_NO_TITLE_DUPES),
@@ -467,7 +471,7 @@ int config_read(struct options *o)
 		CFG_END()
 	};
 	static const char *const counts[] = { "context", "threads", "chunk", "drain-ms", "hello-ms",
-					      "park-pages-ms", "park-end-ms", "step-ms" };
+					      "park-pages-ms", "park-end-ms", "step-ms", "keep-alive", "for-model|keep-alive" };
 	static const char *const sizes[] = { "kv-mem", "limits|all-regions" };
 	static const char *const names[] = { "socket", "backend", "route", "kv-type" };
 	char *text;

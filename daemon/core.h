@@ -23,6 +23,8 @@
 
 enum { HOT_MAX = 64 };
 
+struct worker;
+
 struct totals { /* relaxed atomics: the io thread prints them */
 	uint64_t sqes, cqes, wakes, doorbells, parked, tokens, steps, step_ns_max, plan_ns, preempted, finished, failed;
 	uint32_t sessions, running, queued;
@@ -36,6 +38,7 @@ struct core {
 	struct mailbox *io; /* where letters to the io thread go */
 	struct models *models;
 	struct intake *intake;
+	struct worker *worker; /* whose loader is asked: worker.c's */
 	pthread_t thread;
 	bool started, stop;
 
@@ -87,6 +90,8 @@ void core_broken(struct core *c, struct session *s, enum apr_reason reason, cons
 
 /* The session's memory goes back to the io thread once nothing of it is in use. */
 void core_may_bury(struct core *c, struct session *s);
+/* To the loader: give up an idle model's memory, or bring it back. */
+void core_model_rest(struct core *c, struct served *m, bool wake);
 /* A model that is leaving and that nothing names any more: out of the table and to the loader. */
 void core_model_gone(struct core *c, struct served *m);
 
@@ -117,6 +122,7 @@ void deliver_unstall(struct core *c, struct session *s);
 
 /* ---- scheduler.c ------------------------------------------------------------- */
 int sched_model(struct core *c, struct served *m); /* it is served from now on: -ENOMEM */
+void sched_rested(struct core *c, struct served *m, int err, const char *why); /* the loader has done with it */
 void sched_enqueue(struct core *c, struct request *r);
 void sched_dequeue(struct request *r); /* no run of it starts or goes on any more */
 void sched_gone(struct request *r);    /* after its runs were released */

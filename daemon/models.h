@@ -40,6 +40,9 @@ struct served {
 	uint32_t n_sent;
 	uint64_t step_ended; /* ns: the last one */
 	uint64_t prompt_tokens, cached_tokens; /* relaxed atomics: of prompts, and those that the prefix cache had */
+	enum rest_state { MODEL_AWAKE, MODEL_FALLING, MODEL_RESTING, MODEL_WAKING } rest;
+	uint64_t idle_since; /* ns: nothing named it since */
+	uint64_t keep_alive; /* ns; 0 = for ever */
 	enum share_mode share;  /* whose requests find whose prefixes */
 	uint32_t refs;     /* requests that name it */
 	struct load_job *leaving; /* UNLOAD was asked: nothing new, gone at refs 0 */

@@ -232,12 +232,12 @@ const struct limits *options_limits(const struct options *o, uid_t uid, const gi
 	return &o->limits;
 }
 
-enum share_mode options_share_of(const struct options *o, const char *model)
+struct model_rule options_model(const struct options *o, const char *model)
 {
 	for (size_t i = 0; i < o->n_model_rules; i++)
 		if (!strcmp(o->model_rules[i].name, model))
-			return o->model_rules[i].share;
-	return o->share;
+			return o->model_rules[i];
+	return (struct model_rule){ NULL, o->share, o->keep_alive };
 }
 
 static int one_of(const char *s, const char *const *names)

@@ -53,6 +53,7 @@ struct limit_rule { /* for one user, or for the members of a group, instead of l
 struct model_rule { /* for the model of that name */
 	char *name;
 	enum share_mode share;
+	uint32_t keep_alive;
 };
 
 struct options {
@@ -72,6 +73,7 @@ struct options {
 	uint32_t drain_ms, hello_ms, park_pages_ms, park_end_ms;
 	uint32_t step_ms; /* of a step with running streams; 0 = the backend's default */
 	enum share_mode share;
+	uint32_t keep_alive; /* s: a model that nobody used for so long gives up its memory; 0 = never */
 	struct limits limits;
 	struct limit_rule *rules;
 	size_t n_rules;
@@ -110,7 +112,7 @@ int options_socket(const char *s);                         /* a path that a sock
 
 /* What holds for one identity: its own rule, else the first of a group of its, else limits. */
 const struct limits *options_limits(const struct options *o, uid_t uid, const gid_t *groups, size_t n);
-enum share_mode options_share_of(const struct options *o, const char *model);
+struct model_rule options_model(const struct options *o, const char *model); /* its rule, or what holds for all */
 
 /* config.c: reads o->config into o; a fault is told with file and line on stderr: -EINVAL, or -errno. */
 int config_read(struct options *o);

@@ -274,7 +274,7 @@ static uint32_t op_peek(void *arg, const struct batch_req *q)
 {
 	const struct request *r = request_of(q);
 
-	return op_generates(r->sqe.op)
+	return op_generates(r->sqe.op) && ((const struct served *)arg)->rest == MODEL_AWAKE
 		       ? apr_loaded_peek(((const struct served *)arg)->loaded, r->scope, r->ids, r->n_ids, r->kinds)
 		       : 0;
 }
@@ -620,6 +620,45 @@ static void count(struct core *c)
 	__atomic_store_n(&c->t.queued, queued, __ATOMIC_RELAXED);
 }
 
+/* ---- models that rest -------------------------------------------------------------------------------- */
+
+void sched_rested(struct core *c, struct served *m, int err, const char *why)
+{
+	bool wake = m->rest == MODEL_WAKING;
+
+	m->rest = wake == !err ? MODEL_AWAKE : MODEL_RESTING;
+	m->idle_since = c->now;
+	for (unsigned cls = 0; wake && err && cls < FAIR_CLASSES; cls++) {
+		for (struct fair_item *i; (i = fair_first(&m->batch.fair, cls));) {
+			struct request *r = request_of(HEAP_OF(i, struct batch_req, wait));
+			snprintf(r->words, sizeof(r->words), "the model could not be loaded again: %s", why);
+			request_finish(c, r, err == -ENOMEM ? err : -EIO, APR_FINISH_ERROR, r->words);
+		}
+	}
+}
+
+/* True: it has no memory now, and is not stepped. */
+static bool rests(struct core *c, struct served *m)
+{
+	if (m->rest == MODEL_RESTING && m->batch.waiting && !m->leaving)
+		core_model_rest(c, m, true);
+	if (m->rest != MODEL_AWAKE)
+		return true;
+	if (m->refs || apr_step_in_flight(m->loaded) || !m->idle_since)
+		m->idle_since = c->now;
+	else if (m->keep_alive && !m->leaving && !c->draining && c->now - m->idle_since >= m->keep_alive)
+		core_model_rest(c, m, false);
+	return m->rest != MODEL_AWAKE;
+}
+
+/* Nothing names it and nobody is at it: the loader may take it down. */
+static bool may_go(const struct served *m)
+{
+	bool still = m->rest == MODEL_RESTING || (m->rest == MODEL_AWAKE && !apr_step_in_flight(m->loaded));
+
+	return m->leaving && !m->refs && still;
+}
+
 bool sched_run(struct core *c)
 {
 	if (c->lost)
@@ -629,11 +668,13 @@ bool sched_run(struct core *c)
 
 	for (uint32_t i = 0; i < c->models->n_rows; i++) {
 		struct served *m = c->models->rows[i];
-		if (m->leaving && !m->refs && !apr_step_in_flight(m->loaded)) {
+		if (may_go(m)) {
 			core_model_gone(c, m);
 			i--; /* the next one stands here now */
 			continue;
 		}
+		if (rests(c, m))
+			continue;
 		if (apr_step_in_flight(m->loaded))
 			any |= collect(c, m);
 		if ((m->batch.n_runs || m->batch.waiting || m->batch.out) && m->n_sent < STEPS_SENT &&
@@ -649,7 +690,12 @@ uint64_t sched_next(const struct core *c)
 	uint64_t at = UINT64_MAX;
 
 	for (uint32_t i = 0; i < c->models->n_rows; i++) {
-		uint64_t due = batch_next_due(&c->models->rows[i]->batch);
+		const struct served *m = c->models->rows[i];
+		uint64_t due = batch_next_due(&m->batch);
+		uint64_t rest = m->keep_alive && m->rest == MODEL_AWAKE && !m->refs && !m->leaving && !c->draining
+					? m->idle_since + m->keep_alive
+					: UINT64_MAX;
+		due = rest < due ? rest : due;
 		at = due < at ? due : at;
 	}
 	return at;
@@ -668,7 +714,7 @@ bool sched_late(struct core *c)
 bool sched_busy(const struct core *c)
 {
 	for (uint32_t i = 0; i < c->models->n_rows; i++)
-		if (apr_step_in_flight(c->models->rows[i]->loaded))
+		if (c->models->rows[i]->rest == MODEL_AWAKE && apr_step_in_flight(c->models->rows[i]->loaded))
 			return true;
 	return false;
 }

@@ -90,6 +90,8 @@ static json_t *model_row(const struct served *s, const struct apr_loaded_info *i
 	json_object_set_new(o, "pages_free", number(i->pages_free));
 	json_object_set_new(o, "pages_cached", number(i->pages_cached));
 	json_object_set_new(o, "sampling", sampling(s->loaded));
+	json_object_set_new(o, "resting", json_boolean(i->resting));
+	json_object_set_new(o, "keep_alive_s", number(s->keep_alive / UINT64_C(1000000000)));
 	json_object_set_new(o, "share_prefixes", json_string(share_names[s->share]));
 	json_object_set_new(o, "prompt_tokens", number(look(&s->prompt_tokens)));
 	json_object_set_new(o, "cached_tokens", number(look(&s->cached_tokens)));

@@ -117,7 +117,9 @@ static void core_add_model(void *core, struct mail *m)
 	struct core *c = core;
 	int e = sched_model(c, j->served);
 
-	j->served->share = options_share_of(j->w->start->options, j->name);
+	struct model_rule rule = options_model(j->w->start->options, j->name);
+	j->served->share = rule.share;
+	j->served->keep_alive = rule.keep_alive * UINT64_C(1000000000);
 	if (!e)
 		e = models_add(c->models, j->served);
 	if (e) {
@@ -158,9 +160,50 @@ void core_model_gone(struct core *c, struct served *m)
 	job_post(j->w, j); /* from here on m is the loader's */
 }
 
+/* On the core thread: a model rests, or is there again. */
+static void core_rested(void *core, struct mail *m)
+{
+	struct load_job *j = (struct load_job *)((char *)m - offsetof(struct load_job, to_core));
+
+	if (j->err)
+		log_warn("%s: %s", j->name, j->words);
+	else
+		log_info("%s: %s", j->name, j->rest ? "rests: nobody used it" : "loaded again");
+	sched_rested(core, j->served, j->err, j->words);
+	job_free(j);
+}
+
+void core_model_rest(struct core *c, struct served *m, bool wake)
+{
+	struct load_job *j = job_new(c->worker, m->name, NULL, 0);
+
+	if (!j) /* another time */
+		return;
+	j->rest = !wake;
+	j->wake = wake;
+	j->served = m;
+	m->rest = wake ? MODEL_WAKING : MODEL_FALLING;
+	job_post(c->worker, j);
+}
+
+static void run_rest(struct worker *w, struct load_job *j)
+{
+	j->err = j->rest ? apr_engine_rest(j->served->loaded)
+			 : apr_engine_wake(j->served->loaded, j->words, sizeof(j->words));
+	if (j->err && !j->words[0])
+		snprintf(j->words, sizeof(j->words), "%s", strerror(-j->err));
+	j->to_core.fn = core_rested;
+	mailbox_post(&w->core.box, &j->to_core);
+}
+
 static void run_job(struct worker *w, struct load_job *j)
 {
 	char err[300] = "";
+
+	if (j->rest || j->wake) {
+		run_rest(w, j);
+		return;
+	}
 
 	if (j->warm) {
 		j->err = graphs_warm_all(&w->models, j->name[0] ? j->name : NULL, j->path, j->rows, &j->reply, j->words,
@@ -484,6 +527,7 @@ static int start_threads(struct worker *w)
 	c->io = &w->box;
 	c->models = &w->models;
 	c->intake = &w->intake;
+	c->worker = w;
 	c->on_drained = on_drained;
 	c->on_lost = on_lost;
 	e = core_start(c);

@@ -19,7 +19,7 @@ enum worker_state { STATE_STARTING, STATE_LOADING, STATE_READY, STATE_DEGRADED, 
 
 struct load_job { /* one LOAD, UNLOAD or WARMUP, or the command line's models */
 	struct load_job *next;
-	bool unload, warm, first; /* first: of the command line */
+	bool unload, warm, rest, wake, first; /* first: of the command line */
 	char *name, *path;
 	struct served *served;
 	uint64_t asker; /* conn that waits for the answer; 0 = none */

@@ -354,6 +354,9 @@ static void count_graphs(struct apr_loaded *m)
 	uint64_t bytes = 0;
 
 	(void)b->buckets(m->bm, NULL, 0, &bytes);
+	for (uint32_t i = 0; i < m->plan.n; i++)
+		if (!strcmp(m->plan.line[i].purpose, "graphs")) /* woken: as it was */
+			return;
 	if (bytes)
 		apr_plan_add(&m->plan, "graphs", b->place == APR_PLACE_HOST ? APR_PLACE_HEAP : b->place, bytes, 1);
 }
@@ -388,17 +391,26 @@ static int bring_up(struct apr_loaded *m, void (*progress)(void *arg, double don
 	return 0;
 }
 
-static void destroy(struct apr_loaded *m)
+/* What bring_up has made, as far as it came. */
+static void take_down(struct apr_loaded *m)
 {
 	const struct apr_engine *e = m->engine;
 
 	if (m->stepper)
 		apr_stepper_free(m);
 	apr_kv_free(m->kv);
+	m->kv = NULL;
 	if (m->bm)
 		e->backend->unload(m->bm);
+	m->bm = NULL;
 	if (m->reserved)
 		e->backend->unreserve(e->ctx, &m->plan);
+	m->reserved = false;
+}
+
+static void destroy(struct apr_loaded *m)
+{
+	take_down(m);
 	apr_forward_free(&m->forward);
 	if (m->tok)
 		apr_tokenizer_free(m->tok);
@@ -406,6 +418,32 @@ static void destroy(struct apr_loaded *m)
 		apr_model_close(m->model);
 	free(m->name);
 	free(m);
+}
+
+/* Seen by readers from here on, and no longer. */
+static void list(struct apr_loaded *m)
+{
+	struct apr_engine *e = m->engine;
+
+	pthread_mutex_lock(&e->lock);
+	m->next = e->loaded;
+	e->loaded = m;
+	m->resting = false;
+	pthread_mutex_unlock(&e->lock);
+}
+
+static void unlist(struct apr_loaded *m)
+{
+	struct apr_engine *e = m->engine;
+	struct apr_loaded **link;
+
+	pthread_mutex_lock(&e->lock);
+	for (link = &e->loaded; *link && *link != m; link = &(*link)->next)
+		;
+	if (*link)
+		*link = m->next;
+	m->resting = true;
+	pthread_mutex_unlock(&e->lock);
 }
 
 int apr_engine_load(struct apr_engine *e, const char *name, const char *path, void (*progress)(void *arg, double done),
@@ -435,29 +473,43 @@ int apr_engine_load(struct apr_engine *e, const char *name, const char *path, vo
 		destroy(m);
 		return rc;
 	}
-	pthread_mutex_lock(&e->lock);
-	m->next = e->loaded;
-	e->loaded = m;
-	pthread_mutex_unlock(&e->lock);
+	list(m);
 	*out = m;
 	return 0;
 }
 
 int apr_engine_unload(struct apr_engine *e, struct apr_loaded *m)
 {
-	struct apr_loaded **link;
-
+	(void)e;
 	apr_stepper_settle(m); /* of sequences freed during a step */
 	if (m->n_seqs)
 		return -EBUSY;
-	pthread_mutex_lock(&e->lock);
-	for (link = &e->loaded; *link && *link != m; link = &(*link)->next)
-		;
-	if (*link)
-		*link = m->next;
-	pthread_mutex_unlock(&e->lock);
+	unlist(m);
 	destroy(m);
 	return 0;
+}
+
+int apr_engine_rest(struct apr_loaded *m)
+{
+	if (m->resting)
+		return 0;
+	apr_stepper_settle(m);
+	if (m->n_seqs)
+		return -EBUSY;
+	unlist(m);
+	take_down(m);
+	return 0;
+}
+
+int apr_engine_wake(struct apr_loaded *m, char *err, size_t errlen)
+{
+	int rc = m->resting ? bring_up(m, NULL, NULL, err, errlen) : 0;
+
+	if (rc)
+		take_down(m);
+	else if (m->resting)
+		list(m);
+	return rc;
 }
 
 const struct apr_model *apr_loaded_model(const struct apr_loaded *m)
@@ -478,20 +530,24 @@ const char *apr_loaded_name(const struct apr_loaded *m)
 void apr_loaded_info(const struct apr_loaded *m, struct apr_loaded_info *info)
 {
 	static const char *const kv[] = {"f16", "f32", "bf16"};
-	struct apr_kv_counts c;
+	struct apr_kv_counts c = {0};
 
 	memset(info, 0, sizeof *info);
-	apr_kv_counts(m->kv, &c);
+	pthread_mutex_lock(&m->engine->lock);
+	info->resting = m->resting;
+	if (!m->resting)
+		apr_kv_counts(m->kv, &c);
+	if (!m->resting && m->engine->backend->describe)
+		(void)m->engine->backend->describe(m->bm, info->how, sizeof info->how);
+	pthread_mutex_unlock(&m->engine->lock);
 	info->n_ctx = m->sizes.n_ctx;
 	info->n_vocab = m->sizes.n_real;
 	info->route = m->route->name;
 	info->kv_type = kv[m->sizes.kv_type];
 	info->route_id = m->route->id;
 	info->equal_bits = m->route->equal_bits;
-	if (m->engine->backend->describe)
-		(void)m->engine->backend->describe(m->bm, info->how, sizeof info->how);
 	memcpy(info->numerics, m->numerics, sizeof info->numerics);
-	info->bytes = apr_plan_bytes(&m->plan);
+	info->bytes = info->resting ? 0 : apr_plan_bytes(&m->plan);
 	info->pages_total = c.total;
 	info->pages_free = c.free;
 	info->pages_cached = c.cached;
@@ -507,8 +563,14 @@ static const char *const kind_name[] = {
 size_t apr_loaded_graphs(const struct apr_loaded *m, struct apr_graph_row *rows, size_t max, uint64_t *bytes)
 {
 	struct apr_bucket b[MAX_BUCKETS];
-	uint32_t n = m->engine->backend->buckets(m->bm, b, MAX_BUCKETS, bytes), i;
+	uint32_t n = 0, i;
 
+	pthread_mutex_lock(&m->engine->lock);
+	if (m->resting)
+		*bytes = 0;
+	else
+		n = m->engine->backend->buckets(m->bm, b, MAX_BUCKETS, bytes);
+	pthread_mutex_unlock(&m->engine->lock);
 	for (i = 0; i < n && i < max && i < MAX_BUCKETS; i++)
 		rows[i] = (struct apr_graph_row){kind_name[b[i].kind], b[i].rows, b[i].replays};
 	return n;

@@ -83,6 +83,11 @@ int apr_engine_load(struct apr_engine *e, const char *name, const char *path, vo
                     void *arg, struct apr_loaded **out, char *err, size_t errlen);
 int apr_engine_unload(struct apr_engine *e, struct apr_loaded *m); /* -EBUSY while sequences of it live */
 
+/* Gives up the model's memory but for its file, tokenizer and sizes, which readers go on to see; -EBUSY while sequences
+ * live. Until it is woken it has no sequence and no step. As a load is: blocking, on one thread at a time. */
+int apr_engine_rest(struct apr_loaded *m);
+int apr_engine_wake(struct apr_loaded *m, char *err, size_t errlen); /* rests on where it fails */
+
 const struct apr_model *apr_loaded_model(const struct apr_loaded *m);
 const struct apr_tokenizer *apr_loaded_tokenizer(const struct apr_loaded *m);
 const char *apr_loaded_name(const struct apr_loaded *m);
@@ -94,7 +99,8 @@ struct apr_loaded_info {
 	bool equal_bits;      /* equal numerics promise equal bits on this route */
 	char how[160];        /* one line from the backend, or "" */
 	uint8_t numerics[32]; /* hash; the receipt is its first 16 bytes */
-	uint64_t bytes;       /* everything this model holds */
+	bool resting;
+	uint64_t bytes;       /* everything this model holds; 0 while it rests */
 	uint32_t pages_total, pages_free, pages_cached; /* summed over groups; cached ones count as free */
 };
 void apr_loaded_info(const struct apr_loaded *m, struct apr_loaded_info *info);

@@ -27,7 +27,7 @@ struct apr_engine {
 	uint32_t device; /* ordinal, of a backend that has several */
 	struct apr_engine_info info;
 	int notify_fd;
-	pthread_mutex_t lock;     /* guards loaded's links alone: readers walk it from any thread */
+	pthread_mutex_t lock;     /* guards loaded's links and resting: readers from any thread hold it while they look */
 	struct apr_loaded *loaded;
 };
 
@@ -40,6 +40,7 @@ struct apr_loaded {
 	struct apr_sizes sizes;
 	struct apr_plan plan;
 	bool reserved;
+	bool resting; /* weights, pages and buffers are given up; file, tokenizer and sizes are there */
 	const struct apr_backend_route *route;
 	struct apr_weights weights;
 	struct apr_backend_model *bm;

@@ -137,7 +137,7 @@ uint32_t apr_step_max_rows(const struct apr_loaded *m)
 
 bool apr_step_in_flight(const struct apr_loaded *m)
 {
-	return m->stepper->n_flights != 0;
+	return m->stepper && m->stepper->n_flights != 0; /* none while it rests */
 }
 
 bool apr_step_room(const struct apr_loaded *m)
