@@ -453,6 +453,60 @@ static enum conf_result together(struct conf *k)
 	return CONF_OK;
 }
 
+/* ---- CHAT --------------------------------------------------------------------------- */
+
+static struct apr_sqe chat_sqe(struct conf *k, const char *json)
+{
+	struct apr_sqe q = conf_text_sqe(k, APR_OP_CHAT, json, strlen(json));
+
+	q.in_fmt = APR_IN_MESSAGES;
+	q.seed = 5;
+	return q;
+}
+
+/* A model without a template may refuse it, in words. */
+static enum conf_result chat(struct conf *k)
+{
+	static const char array[] = "[{\"role\":\"user\",\"content\":\"Say hello.\"}]";
+	static const char object[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"Say hello.\"}]}";
+	struct apr_sqe q;
+
+	PASS(conf_open(k));
+	q = chat_sqe(k, array);
+	q.max_tokens = 8;
+	PASS(conf_do(k, &q, &k->a));
+	if (k->a.res == -EOPNOTSUPP) {
+		CHECK(k, *k->a.why, "refused without a word");
+		return conf_skip(k, "the model has no chat template");
+	}
+	CHECK(k, !k->a.res, "res %d (%s)", k->a.res, k->a.why);
+	CHECK(k, k->a.n <= 8 && k->a.cost.prompt, "%u tokens of at most 8, %u of prompt", k->a.n, k->a.cost.prompt);
+	CHECK(k, !k->a.broken, "a chunk of text is not whole UTF-8");
+	q = chat_sqe(k, object);
+	q.max_tokens = 8;
+	PASS(conf_do(k, &q, &k->b));
+	CHECK(k, k->b.n == k->a.n && !memcmp(k->a.ids, k->b.ids, k->a.n * 4),
+	      "messages alone and messages in an object give different answers");
+	return conf_nop(k);
+}
+
+static enum conf_result chat_malformed(struct conf *k)
+{
+	static const char *const bad[] = {"", "{", "[]", "{}", "5", "[1]", "[{\"content\":\"x\"}]", "{\"messages\":{}}",
+					  "[{\"role\":\"u\"}", "[{\"role\":\"u\",\"role\":\"v\"}]", "\xff"};
+
+	PASS(conf_open(k));
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct apr_sqe q = chat_sqe(k, bad[i]);
+		PASS(conf_do(k, &q, &k->a));
+		if (k->a.res == -EOPNOTSUPP)
+			return conf_skip(k, "the model has no chat template");
+		CHECK(k, k->a.res == -EINVAL, "messages %s: res %d", bad[i], k->a.res);
+		CHECK(k, *k->a.why, "messages %s: refused without a word", bad[i]);
+	}
+	return conf_nop(k);
+}
+
 const struct conf_check conf_generate_checks[] = {
 	{"generate", GEN, 0, plain},
 	{"generate-max-tokens", GEN, APR_FEAT_SAMPLING, counts},
@@ -471,6 +525,8 @@ const struct conf_check conf_generate_checks[] = {
 	{"generate-bad-ids", GEN, 0, bad_ids},
 	{"generate-too-long", GEN, 0, too_long},
 	{"conversation", GEN | OP(APR_OP_FREE), APR_FEAT_HANDLES, conversation},
+	{"chat", OP(APR_OP_CHAT), APR_FEAT_MESSAGES, chat},
+	{"chat-malformed", OP(APR_OP_CHAT), APR_FEAT_MESSAGES, chat_malformed},
 	{"resume", GEN, APR_FEAT_REPLAY, resume},
 };
 const size_t conf_n_generate = sizeof(conf_generate_checks) / sizeof(conf_generate_checks[0]);

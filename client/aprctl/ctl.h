@@ -26,6 +26,7 @@ enum ctl_verb_id {
 	VERB_MODELS,
 	VERB_PING,
 	VERB_GENERATE,
+	VERB_CHAT,
 	VERB_SCORE,
 	VERB_TOKENIZE,
 	VERB_DETOKENIZE,
@@ -68,6 +69,8 @@ enum ctl_key { /* one a row of the option table */
 	KEY_TIMEOUT,
 	KEY_LIST,
 	KEY_CLIENTS,
+	KEY_SYSTEM,
+	KEY_MESSAGES,
 	N_KEYS
 };
 
@@ -100,7 +103,7 @@ struct ctl {
 	const char *socket; /* NULL = default */
 	bool json, color;
 	uint32_t count; /* -n */
-	const char *file, *ids, *model;
+	const char *file, *ids, *model, *system, *messages;
 	struct apr_sampling sampling;
 	uint32_t bias_ids[CTL_BIASES];
 	float bias[CTL_BIASES];
@@ -172,12 +175,13 @@ typedef int (*ctl_entry_fn)(void *arg, struct apr *s, const struct apr_cqe *e);
 int ctl_run(const struct ctl *c, struct apr *s, uint64_t user_data, ctl_entry_fn fn, void *arg, struct ctl_last *last);
 /* One line for a request that failed. */
 int ctl_request_failed(const struct ctl *c, const struct ctl_last *last);
-/* Ctrl-C is looked for from here on. */
+/* Ctrl-C is looked for from here on; one that came before is forgotten. */
 void ctl_catch_interrupt(void);
 bool ctl_interrupted(void);
+bool ctl_terminated(void); /* SIGTERM, which ends a conversation too */
 int ctl_admin(const struct ctl *c, unsigned type, json_t *body, char **reply, int timeout_ms); /* takes body */
 
-int cmd_status(struct ctl *c), cmd_models(struct ctl *c), cmd_ping(struct ctl *c), cmd_generate(struct ctl *c),
+int cmd_status(struct ctl *c), cmd_models(struct ctl *c), cmd_ping(struct ctl *c), cmd_generate(struct ctl *c), cmd_chat(struct ctl *c),
 	cmd_score(struct ctl *c), cmd_tokenize(struct ctl *c), cmd_detokenize(struct ctl *c), cmd_load(struct ctl *c),
 	cmd_unload(struct ctl *c), cmd_warmup(struct ctl *c), cmd_drain(struct ctl *c), cmd_cancel(struct ctl *c),
 	cmd_capture(struct ctl *c), cmd_replay(struct ctl *c), cmd_conform(struct ctl *c);

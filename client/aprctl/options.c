@@ -13,7 +13,8 @@
 
 #define V(verb) (UINT32_C(1) << (verb))
 #define GEN V(VERB_GENERATE)
-#define TEXTS (GEN | V(VERB_TOKENIZE))
+#define ANSWERS (GEN | V(VERB_CHAT))
+#define TEXTS (ANSWERS | V(VERB_TOKENIZE))
 #define REQUESTS (TEXTS | V(VERB_SCORE) | V(VERB_DETOKENIZE))
 #define ALL UINT32_MAX
 
@@ -22,23 +23,26 @@ const struct ctl_option ctl_options[] = {
 	{KEY_JSON, "json", 0, NULL, ALL, "print one JSON object"},
 	{KEY_HELP, "help", 'h', NULL, ALL, "show this text"},
 	{KEY_VERSION, "version", 'V', NULL, ALL, "show the version"},
-	{KEY_COUNT, "count", 'n', "N", GEN | V(VERB_PING), "generate: at most N tokens (128); ping: N round trips (10)"},
+	{KEY_COUNT, "count", 'n', "N", ANSWERS | V(VERB_PING),
+	 "generate, chat: at most N tokens (128, 1024); ping: N round trips (10)"},
 	{KEY_FILE, "file", 'f', "FILE", TEXTS, "take the text from FILE"},
 	{KEY_IDS, "ids", 0, "IDS", GEN | V(VERB_SCORE), "take token ids as they are: 1,2,3 or @FILE"},
 	{KEY_MODEL, "model", 'm', "NAME", REQUESTS, "which model, where several are loaded"},
 	{KEY_SPECIAL, "special", 0, NULL, TEXTS | V(VERB_DETOKENIZE), "special tokens' text counts as special tokens"},
-	{KEY_TEMP, "temp", 0, "T", GEN, "temperature; 0 takes the best token always"},
-	{KEY_TOP_K, "top-k", 0, "K", GEN, "draw among the K best; 0 off"},
-	{KEY_TOP_P, "top-p", 0, "P", GEN, "draw among the best that add up to P; 1 off"},
-	{KEY_MIN_P, "min-p", 0, "P", GEN, "drop what is less likely than P times the best; 0 off"},
-	{KEY_REPEAT, "repeat-penalty", 0, "R", GEN, "push down what stood before; 1 off"},
-	{KEY_FREQUENCY, "frequency-penalty", 0, "F", GEN, "push down by how often it was said; 0 off"},
-	{KEY_PRESENCE, "presence-penalty", 0, "F", GEN, "push down what was said at all; 0 off"},
-	{KEY_BIAS, "bias", 0, "ID:V", GEN, "add V to a token's logit, -inf bans it; repeatable"},
+	{KEY_SYSTEM, "system", 0, "TEXT", V(VERB_CHAT), "a system message that stands first"},
+	{KEY_MESSAGES, "messages", 0, "FILE", V(VERB_CHAT), "take the conversation from FILE: JSON"},
+	{KEY_TEMP, "temp", 0, "T", ANSWERS, "temperature; 0 takes the best token always"},
+	{KEY_TOP_K, "top-k", 0, "K", ANSWERS, "draw among the K best; 0 off"},
+	{KEY_TOP_P, "top-p", 0, "P", ANSWERS, "draw among the best that add up to P; 1 off"},
+	{KEY_MIN_P, "min-p", 0, "P", ANSWERS, "drop what is less likely than P times the best; 0 off"},
+	{KEY_REPEAT, "repeat-penalty", 0, "R", ANSWERS, "push down what stood before; 1 off"},
+	{KEY_FREQUENCY, "frequency-penalty", 0, "F", ANSWERS, "push down by how often it was said; 0 off"},
+	{KEY_PRESENCE, "presence-penalty", 0, "F", ANSWERS, "push down what was said at all; 0 off"},
+	{KEY_BIAS, "bias", 0, "ID:V", ANSWERS, "add V to a token's logit, -inf bans it; repeatable"},
 	{KEY_LOGPROBS, "logprobs", 0, "K", GEN, "log-probabilities, and the K best of each step"},
 	{KEY_SAMPLES, "samples", 0, "N", GEN, "N answers to one prompt"},
-	{KEY_SEED, "seed", 0, "S", GEN, "repeat an answer; drawn where it is not given"},
-	{KEY_STOP, "stop", 0, "STR", GEN, "end before this text; repeatable"},
+	{KEY_SEED, "seed", 0, "S", ANSWERS, "repeat an answer; drawn where it is not given"},
+	{KEY_STOP, "stop", 0, "STR", ANSWERS, "end before this text; repeatable"},
 	{KEY_IGNORE_EOS, "ignore-eos", 0, NULL, GEN, "go on after an end token"},
 	{KEY_TOP, "top", 0, "K", V(VERB_SCORE), "the K best at each position"},
 	{KEY_STEP, "step", 0, NULL, V(VERB_SCORE), "compute as decode does, token by token"},
@@ -54,6 +58,7 @@ const struct ctl_verb ctl_verbs[N_VERBS] = {
 	[VERB_MODELS] = {"models", "", "the models loaded, with their sampling values", cmd_models},
 	[VERB_PING] = {"ping", "[-n N]", "how long a round trip through the ring takes", cmd_ping},
 	[VERB_GENERATE] = {"generate", "[options] TEXT | --ids IDS", "continue a text", cmd_generate},
+	[VERB_CHAT] = {"chat", "[options] [TEXT]", "talk through the model's own template", cmd_chat},
 	[VERB_SCORE] = {"score", "--ids IDS [--top K] [--step]", "log-probabilities of given ids", cmd_score},
 	[VERB_TOKENIZE] = {"tokenize", "[--special] TEXT", "text to ids", cmd_tokenize},
 	[VERB_DETOKENIZE] = {"detokenize", "IDS", "ids to text", cmd_detokenize},
@@ -224,6 +229,8 @@ static int take(struct ctl *c, const struct ctl_option *o, const char *value)
 	case KEY_TIMEOUT: return take_timeout(c, o, value);
 	case KEY_LIST: c->list = true; return CTL_OK;
 	case KEY_CLIENTS: c->clients = true; return CTL_OK;
+	case KEY_SYSTEM: c->system = value; return CTL_OK;
+	case KEY_MESSAGES: c->messages = value; return CTL_OK;
 	default: return CTL_OK;
 	}
 }

@@ -17,8 +17,7 @@ static volatile sig_atomic_t interrupted;
 
 static void on_interrupt(int sig)
 {
-	(void)sig;
-	interrupted = 1;
+	interrupted = sig;
 }
 
 void ctl_catch_interrupt(void)
@@ -26,6 +25,8 @@ void ctl_catch_interrupt(void)
 	/* once: a second Ctrl-C ends the program at once */
 	struct sigaction sa = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
 
+	if (interrupted == SIGINT) /* the one that ended an earlier request of a conversation */
+		interrupted = 0;
 	sigaction(SIGINT, &sa, NULL);
 	sa.sa_handler = on_interrupt;
 	sigaction(SIGTERM, &sa, NULL);
@@ -33,7 +34,12 @@ void ctl_catch_interrupt(void)
 
 bool ctl_interrupted(void)
 {
-	return interrupted;
+	return interrupted != 0;
+}
+
+bool ctl_terminated(void)
+{
+	return interrupted == SIGTERM;
 }
 
 static bool is_socket(const char *path)

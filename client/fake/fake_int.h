@@ -182,7 +182,7 @@ struct fake {
 
 #define FAKE_FEATURES \
 	(APR_FEAT_SAMPLING | APR_FEAT_LOGPROBS | APR_FEAT_SAMPLES | APR_FEAT_HANDLES | APR_FEAT_REPLAY | \
-	 APR_FEAT_FORCED | APR_FEAT_VOCAB)
+	 APR_FEAT_MESSAGES | APR_FEAT_FORCED | APR_FEAT_VOCAB)
 
 /* fake_session.c: the ring's side */
 void fake_session_intake(struct fake_session *s);   /* takes what credits allow */
@@ -197,6 +197,8 @@ bool fake_emit(struct fake_session *s, const struct apr_cqe *e, unsigned fmt, co
 void fake_finish(struct fake_session *s, struct fake_req *r, int err, uint32_t at, const char *why, unsigned reason);
 
 /* fake_req.c: what requests do */
+/* A CHAT becomes the GENERATE of its messages' text. 0, -EINVAL, -E2BIG, -ENOMEM; *why: one line. */
+int fake_chat(struct fake_req *r, const char **why);
 int fake_req_begin(struct fake_session *s, struct fake_req *r, uint32_t *at, const char **why);
 /* One move. 1: again at once; 0: waits for r->due or for room; 2: it is finished (freed). */
 int fake_req_step(struct fake_session *s, struct fake_req *r, uint64_t now);

@@ -256,6 +256,11 @@ int fake_req_begin(struct fake_session *s, struct fake_req *r, uint32_t *at, con
 
 	if (!fake_model_of(s->f, r->sqe.model))
 		return refuse(at, why, -ESTALE, AT(model), "no such model, or it was unloaded");
+	if (r->sqe.op == APR_OP_CHAT) {
+		e = fake_chat(r, why);
+		if (e)
+			return refuse(at, why, e, AT(in_off), *why);
+	}
 	r->answer = find_answer(s->f, r);
 	if (r->answer && r->sqe.op != APR_OP_GENERATE) {
 		e = begin_scripted(r, at, why);

@@ -232,7 +232,7 @@ static int read_ops(struct fake_script *s, json_t *ops, char *err, size_t errlen
 	json_array_foreach (ops, i, op) {
 		int o = json_is_string(op) ? op_by_name(json_string_value(op)) : -1;
 
-		if (o < 0 || o == APR_OP_CHAT || o == APR_OP_EMBED)
+		if (o < 0 || o == APR_OP_EMBED)
 			return bad(err, errlen, "ops names an opcode that the fake daemon does not have");
 		s->opcodes[0] |= UINT64_C(1) << o;
 	}
@@ -290,7 +290,8 @@ int fake_script_read(struct fake_script *s, const char *json, char *err, size_t 
 		snprintf(err, errlen, "script: line %d: %s", je.line, je.text);
 		return -EINVAL;
 	}
-	s->opcodes[0] = UINT64_C(1) << APR_OP_NOP | UINT64_C(1) << APR_OP_GENERATE | UINT64_C(1) << APR_OP_SCORE |
+	s->opcodes[0] = UINT64_C(1) << APR_OP_NOP | UINT64_C(1) << APR_OP_GENERATE | UINT64_C(1) << APR_OP_CHAT |
+			UINT64_C(1) << APR_OP_SCORE |
 			UINT64_C(1) << APR_OP_TOKENIZE | UINT64_C(1) << APR_OP_DETOKENIZE | UINT64_C(1) << APR_OP_CANCEL |
 			UINT64_C(1) << APR_OP_FREE;
 	snprintf(err, errlen, "script: out of memory");

@@ -550,7 +550,7 @@ static void bad_scripts_are_refused(void)
 {
 	static const char *const scripts[] = {"{", "[]", "{\"nosuch\": 1}", "{\"answers\": [{}]}", "{\"token_ms\": -1}",
 					      "{\"answers\": [{\"steps\": [{\"error\": \"ENOSUCH\"}]}]}",
-					      "{\"answers\": [{\"steps\": [\"\"]}]}", "{\"ops\": [\"CHAT\"]}"};
+					      "{\"answers\": [{\"steps\": [\"\"]}]}", "{\"ops\": [\"EMBED\"]}"};
 	char path[128], err[256];
 
 	snprintf(path, sizeof(path), "%s/bad.sock", apr_test_tmpdir());
