@@ -47,6 +47,7 @@ static bool room(struct ctl_line *l, size_t n)
 	more = realloc(l->buf, cap);
 	if (!more)
 		return false;
+	memset(more + l->cap, 0, cap - l->cap);
 	l->buf = more;
 	l->cap = cap;
 	return true;
