@@ -44,10 +44,12 @@ static bool room(struct ctl_line *l, size_t n)
 		cap *= 2;
 	if (cap == l->cap)
 		return true;
-	more = realloc(l->buf, cap);
+	more = calloc(1, cap);
 	if (!more)
 		return false;
-	memset(more + l->cap, 0, cap - l->cap);
+	if (l->len)
+		memcpy(more, l->buf, l->len);
+	free(l->buf);
 	l->buf = more;
 	l->cap = cap;
 	return true;
@@ -321,7 +323,7 @@ static int from_terminal(struct ctl_line *l)
 
 static int from_pipe(struct ctl_line *l)
 {
-	unsigned char c;
+	unsigned char c = 0;
 	int e;
 
 	l->len = l->at = 0;
