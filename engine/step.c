@@ -264,6 +264,8 @@ int apr_step_submit(struct apr_loaded *m, const struct apr_step_part *parts, uin
 		add_part(f, &parts[i]);
 	rc = m->engine->backend->submit(m->bm, &f->step);
 	if (rc) { /* nothing was enqueued: as before */
+		for (i = 0; i < f->step.n_updates; i++)
+			m->slot[f->updates[i].slot]->kv.sent[f->updates[i].group] = f->updates[i].first;
 		for (i = 0; i < f->n_parts; i++) {
 			f->part[i].seq->n_done -= f->part[i].rows;
 			leave(&f->part[i]);

@@ -626,26 +626,35 @@ static void ends_and_biases(void)
 	drive_done(&want, 1);
 }
 
-/* The list's room is checked before anything is enqueued: the step is refused, and the device is as well as before. */
+/* The list's room is checked before anything is enqueued: the step is refused, the device is as well as before, and the
+ * same sequence goes on when there is room. */
 static void too_long_a_list(void)
 {
-	struct drive_job j = job_of(20, 10, 4);
+	struct drive_job j = job_of(200, 10, 4);
 	struct apr_step_part part;
+	struct apr_record rec;
 	uint32_t bad;
+	bool more;
+	int n;
 
 	open_it(false, 0);
 	gpu.lists_bytes = 64;
 	j.p.sampling.repeat_penalty = 1.5f;
 	CU_ASSERT_EQUAL_FATAL(apr_seq_new(model, &j.p, &j.seq, &bad), 0);
-	CU_ASSERT_EQUAL(apr_seq_reserve(j.seq, 20), 0);
-	part = (struct apr_step_part){j.seq, 20};
+	CU_ASSERT_EQUAL(apr_seq_reserve(j.seq, 200), 0);
+	part = (struct apr_step_part){j.seq, 200};
 	CU_ASSERT_EQUAL(apr_step_submit(model, &part, 1), -E2BIG);
 	CU_ASSERT_EQUAL(cudaStreamQuery(NULL), cudaSuccess);
+	gpu.lists_bytes = 1 << 20;
+	CU_ASSERT_EQUAL(apr_step_submit(model, &part, 1), 0);
+	while ((n = apr_step_poll(model, &rec, 1, &more)) == -EAGAIN)
+		drive_wait(engine);
+	CU_ASSERT(n == 1 && rec.has_token);
 	apr_seq_free(j.seq);
 	j.seq = NULL;
-	j.p.sampling.repeat_penalty = 1.0f;
+	j.p.scope = 5; /* nothing cached */
 	CU_ASSERT(drive_run(model, engine, &j, 1) > 0);
-	CU_ASSERT_EQUAL(j.n_tok, 10);
+	CU_ASSERT(j.n_tok == 10 && j.tok[0].id == rec.id);
 	drive_done(&j, 1);
 	close_it();
 }
