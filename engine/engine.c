@@ -432,9 +432,8 @@ static void list(struct apr_loaded *m)
 	pthread_mutex_unlock(&e->lock);
 }
 
-static void unlist(struct apr_loaded *m)
+static void unlist(struct apr_engine *e, struct apr_loaded *m)
 {
-	struct apr_engine *e = m->engine;
 	struct apr_loaded **link;
 
 	pthread_mutex_lock(&e->lock);
@@ -480,11 +479,10 @@ int apr_engine_load(struct apr_engine *e, const char *name, const char *path, vo
 
 int apr_engine_unload(struct apr_engine *e, struct apr_loaded *m)
 {
-	(void)e;
 	apr_stepper_settle(m); /* of sequences freed during a step */
 	if (m->n_seqs)
 		return -EBUSY;
-	unlist(m);
+	unlist(e, m);
 	destroy(m);
 	return 0;
 }
@@ -496,7 +494,7 @@ int apr_engine_rest(struct apr_loaded *m)
 	apr_stepper_settle(m);
 	if (m->n_seqs)
 		return -EBUSY;
-	unlist(m);
+	unlist(m->engine, m);
 	take_down(m);
 	return 0;
 }
