@@ -69,6 +69,7 @@ enum ctl_key { /* one a row of the option table */
 	KEY_TIMEOUT,
 	KEY_LIST,
 	KEY_CLIENTS,
+	KEY_PRIO,
 	KEY_SYSTEM,
 	KEY_MESSAGES,
 	N_KEYS
@@ -108,7 +109,7 @@ struct ctl {
 	uint32_t bias_ids[CTL_BIASES];
 	float bias[CTL_BIASES];
 	size_t n_bias;
-	uint32_t logprobs, samples, top;
+	uint32_t logprobs, samples, top, prio;
 	uint64_t seed;
 	const char *stop[CTL_STOPS];
 	size_t n_stop;

@@ -41,6 +41,7 @@ const struct ctl_option ctl_options[] = {
 	{KEY_BIAS, "bias", 0, "ID:V", ANSWERS, "add V to a token's logit, -inf bans it; repeatable"},
 	{KEY_LOGPROBS, "logprobs", 0, "K", GEN, "log-probabilities, and the K best of each step"},
 	{KEY_SAMPLES, "samples", 0, "N", GEN, "N answers to one prompt"},
+	{KEY_PRIO, "prio", 0, "LEVEL", ANSWERS, "high, normal or low: who goes first, as far as the daemon allows it"},
 	{KEY_SEED, "seed", 0, "S", ANSWERS, "repeat an answer; drawn where it is not given"},
 	{KEY_STOP, "stop", 0, "STR", ANSWERS, "end before this text; repeatable"},
 	{KEY_IGNORE_EOS, "ignore-eos", 0, NULL, GEN, "go on after an end token"},
@@ -183,6 +184,18 @@ static int take_seed(struct ctl *c, const struct ctl_option *o, const char *valu
 	return ctl_parse_u64(value, &c->seed) ? CTL_OK : bad_value(c, o, value, "give a number from 0 to 2^64 - 1");
 }
 
+static int take_prio(struct ctl *c, const struct ctl_option *o, const char *value)
+{
+	static const char *const levels[] = {"normal", "low", "high"}; /* by the wire's number */
+
+	for (uint32_t i = 0; i < 3; i++)
+		if (!strcmp(value, levels[i])) {
+			c->prio = i;
+			return CTL_OK;
+		}
+	return bad_value(c, o, value, "give high, normal or low");
+}
+
 static int take_timeout(struct ctl *c, const struct ctl_option *o, const char *value)
 {
 	float s;
@@ -228,6 +241,7 @@ static int take(struct ctl *c, const struct ctl_option *o, const char *value)
 	case KEY_STEP: c->step = true; return CTL_OK;
 	case KEY_TIMEOUT: return take_timeout(c, o, value);
 	case KEY_LIST: c->list = true; return CTL_OK;
+	case KEY_PRIO: return take_prio(c, o, value);
 	case KEY_CLIENTS: c->clients = true; return CTL_OK;
 	case KEY_SYSTEM: c->system = value; return CTL_OK;
 	case KEY_MESSAGES: c->messages = value; return CTL_OK;

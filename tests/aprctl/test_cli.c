@@ -17,7 +17,7 @@ static void usage_errors_exit_2_with_one_line(void)
 		{"detokenize", "1,,2"}, {"detokenize", "1,-2"},  {"detokenize", "4294967296"}, {"detokenize", ""},
 		{"detokenize", "1,2,"}, {"score"},               {"score", "--ids"},        {"score", "--ids", "1", "--top", "21"},
 		{"generate", "--ids", "1", "a"}, {"generate", "--seed", "18446744073709551616", "a"},
-		{"generate", "--samples", "0", "a"}, {"generate", "--timeout", "0", "a"}, {"status", "x"}, {"load"},
+		{"generate", "--samples", "0", "a"}, {"generate", "--prio", "urgent", "a"}, {"generate", "--timeout", "0", "a"}, {"status", "x"}, {"load"},
 		{"cancel", "x"},       {"ping", "-n", "0"},      {"capture", "f"},          {"conform", "no-such-check"},
 		{"status", "--temp", "1"}, {"generate", "-f", "/dev/null", "text"},
 	};
