@@ -143,6 +143,7 @@ int ctl_answer_submit(const struct ctl_answer *a, struct apr *s, struct apr_sqe 
 	apr_sqe_timeout(q, c->timeout_ms);
 	apr_sqe_seed(q, c->seed);
 	q->n = (uint16_t)(a->n > 1 ? a->n : 0);
+	q->prio = (uint8_t)c->prio;
 	e = add_params(c, s, q);
 	if (e == -EINVAL)
 		return ctl_fail(c, "an option is out of its range: a --stop is empty or above %u bytes", APR_STOP_BYTES_MAX);
