@@ -324,8 +324,10 @@ void intake_post(struct intake *in, struct request *r)
 
 int intake_start(struct intake *in, struct mailbox *core, uint32_t threads)
 {
+	enum { STACK = 2 << 20 }; /* whatever ulimit says: a template nests to a bounded depth, which takes a tenth of it */
+	pthread_attr_t a;
 	sigset_t all, old;
-	int e = 0;
+	int e;
 
 	memset(in, 0, sizeof(*in));
 	pthread_mutex_init(&in->lock, NULL);
@@ -334,10 +336,14 @@ int intake_start(struct intake *in, struct mailbox *core, uint32_t threads)
 	in->core = core;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
+	e = -pthread_attr_init(&a);
+	if (!e)
+		e = -pthread_attr_setstacksize(&a, STACK);
 	while (!e && in->n_threads < threads && in->n_threads < sizeof(in->threads) / sizeof(in->threads[0])) {
-		e = -pthread_create(&in->threads[in->n_threads], NULL, intake_main, in);
+		e = -pthread_create(&in->threads[in->n_threads], &a, intake_main, in);
 		in->n_threads += !e;
 	}
+	pthread_attr_destroy(&a);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return in->n_threads ? 0 : e;
 }

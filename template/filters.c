@@ -30,8 +30,10 @@ CASE_FILTER(f_title, TPL_TITLE_WORDS)
 
 FILTER(f_trim)
 {
-	const struct tpl_str *set = v[0] && !tpl_is(*v[0], TPL_NONE) ? tpl_to_str(r, *v[0]) : NULL;
+	const struct tpl_str *set = v[0] && tpl_is(*v[0], TPL_STR) ? v[0]->u.s : NULL;
 
+	if (v[0] && !set && !tpl_is(*v[0], TPL_NONE))
+		tpl_fail(&r->h, -EINVAL, "trim of a %s's characters", tpl_kind_name(*v[0]));
 	return tpl_strip(r, tpl_to_str(r, in), set, true, true);
 }
 

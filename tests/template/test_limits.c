@@ -6,9 +6,11 @@
  */
 #include "template/template.h"
 #include "tests/harness.h"
+#include "tests/support/drive.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,6 +133,27 @@ static void depth_ends(void)
 		none, -EINVAL, "nested deeper");
 	refused("{% set ns = namespace(l=[], m=[]) %}{% for a in range(9999) %}{% set ns.l = [ns.l] %}{% set ns.m = [ns.m] %}"
 		"{% endfor %}{{ ns.l == ns.m }}", none, -EINVAL, "nested deeper");
+}
+
+static void *depth_thread(void *arg)
+{
+	depth_ends();
+	return arg;
+}
+
+/* What the deepest costs of the C stack is bounded, too. */
+static void depth_fits_a_small_stack(void)
+{
+	pthread_attr_t a;
+	pthread_t t;
+
+	if (DRIVE_SANITIZED)
+		SKIP("the sanitizers' frames are of another size");
+	pthread_attr_init(&a);
+	CU_ASSERT_EQUAL_FATAL(pthread_attr_setstacksize(&a, 512 << 10), 0);
+	CU_ASSERT_EQUAL_FATAL(pthread_create(&t, &a, depth_thread, NULL), 0);
+	pthread_join(t, NULL);
+	pthread_attr_destroy(&a);
 }
 
 static void a_row_is_not_deep(void)
@@ -367,6 +390,7 @@ static const struct apr_test tests[] = {
 	{ "steps_end", steps_end, 0 },
 	{ "memory_and_output_end", memory_and_output_end, 0 },
 	{ "depth_ends", depth_ends, 0 },
+	{ "depth_fits_a_small_stack", depth_fits_a_small_stack, KEEPS_HEAP }, /* a thread's own pool of memory */
 	{ "a_row_is_not_deep", a_row_is_not_deep, 0 },
 	{ "size_ends", size_ends, 0 },
 	{ "line_of_the_fault", line_of_the_fault, 0 },
