@@ -387,7 +387,8 @@ static int bring_up(struct apr_loaded *m, void (*progress)(void *arg, double don
 		rc = apr_stepper_new(m);
 	if (rc)
 		return apr_engine_fail(rc, err, errlen, "out of memory");
-	apr_numerics(m, m->numerics);
+	if (!m->resting) /* else it is what it was, and others read it */
+		apr_numerics(m, m->numerics);
 	return 0;
 }
 

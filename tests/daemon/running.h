@@ -415,12 +415,18 @@ UNUSED static int hand_open(struct hand *h, const struct daemon *d, const struct
 	return send(h->sock, &ready, sizeof(ready), MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-UNUSED static void hand_submit(struct hand *h, const struct apr_sqe *sqe)
+/* Into the queue, and seen with what is submitted next. */
+UNUSED static void hand_write(struct hand *h, const struct apr_sqe *sqe)
 {
 	struct apr_sqe *slot = apr_rc_sqe(&h->ring);
 
 	CU_ASSERT_PTR_NOT_NULL_FATAL(slot);
 	memcpy(slot, sqe, sizeof(*sqe));
+}
+
+UNUSED static void hand_submit(struct hand *h, const struct apr_sqe *sqe)
+{
+	hand_write(h, sqe);
 	apr_rc_publish(&h->ring, h->ring.sq_tail);
 	if (apr_rc_need_wakeup(&h->ring))
 		apr_doorbell_ring(h->doorbell);
