@@ -77,6 +77,20 @@ uint64_t pace_decode_ns(const struct pace *p, uint32_t rows)
 	return p->decode[a] + slope * ((UINT32_C(1) << at) - (UINT32_C(1) << a));
 }
 
+/* A count above one that was seen: on the line through that and the one seen below it, since a step has a cost that its
+ * rows share; by rows where it is the least one seen. */
+static uint64_t beyond(const struct pace *p, int seen, int at)
+{
+	uint64_t ns = p->prefill[seen], by_rows = ns / pace_edge[seen] * pace_edge[at];
+	int a = below(p->prefill, seen);
+
+	if (a < 0)
+		return by_rows;
+	uint64_t rise = ns > p->prefill[a] ? ns - p->prefill[a] : 0;
+	uint64_t line = ns + rise / (pace_edge[seen] - pace_edge[a]) * (pace_edge[at] - pace_edge[seen]);
+	return line < by_rows ? line : by_rows;
+}
+
 uint64_t pace_prefill_ns(const struct pace *p, uint32_t rows)
 {
 	int at = (int)prefill_at(rows), a = below(p->prefill, at), b = above(p->prefill, at, PACE_PREFILL);
@@ -86,8 +100,8 @@ uint64_t pace_prefill_ns(const struct pace *p, uint32_t rows)
 	if (p->prefill[at])
 		return p->prefill[at];
 	uint64_t up = b < PACE_PREFILL ? p->prefill[b] : UINT64_MAX;
-	uint64_t by_rows = a < 0 ? UINT64_MAX : p->prefill[a] / pace_edge[a] * pace_edge[at];
-	uint64_t ns = up < by_rows ? up : by_rows;
+	uint64_t from = a < 0 ? UINT64_MAX : beyond(p, a, at);
+	uint64_t ns = up < from ? up : from;
 	return ns == UINT64_MAX ? 0 : ns;
 }
 
@@ -99,7 +113,10 @@ static void learn_prefill(struct pace *p, uint32_t rows, uint64_t ns)
 	if (ns > p->prefill[at] || rows >= pace_edge[at] - (pace_edge[at] - low) / 4)
 		follow(&p->prefill[at], ns);
 	for (uint32_t i = 0; i < PACE_PREFILL; i++) {
-		uint64_t most = i <= at ? p->prefill[at] : p->prefill[at] / pace_edge[at] * pace_edge[i];
+		/* the line says something of the next one alone: it may bend */
+		uint64_t most = i <= at	    ? p->prefill[at]
+				: i == at + 1 ? beyond(p, (int)at, (int)i)
+					      : p->prefill[at] / pace_edge[at] * pace_edge[i];
 		if (p->prefill[i] > most)
 			set(&p->prefill[i], p->prefill[i] - (p->prefill[i] - most + 7) / 8);
 	}
@@ -133,9 +150,13 @@ uint32_t pace_chunk(const struct pace *p, uint32_t decode_rows, uint32_t max, ui
 		return max;
 	if (!pace_prefill_ns(p, 1))
 		return p->first < max ? p->first : max;
-	for (uint32_t i = 0; i < PACE_PREFILL && decode < have; i++)
-		if (pace_edge[i] > rows && pace_prefill_ns(p, pace_edge[i]) <= have - decode)
-			rows = pace_edge[i];
+	for (uint32_t i = 0; i < PACE_PREFILL && decode < have; i++) {
+		if (pace_edge[i] <= rows || pace_prefill_ns(p, pace_edge[i]) > have - decode)
+			continue;
+		rows = pace_edge[i];
+		if (!p->prefill[i]) /* one step into the unknown at a time */
+			break;
+	}
 	return rows < max ? rows : max;
 }
 

@@ -6,9 +6,10 @@
  * Owns: the estimates, and the choice of a chunk by time. Does not own the clock.
  *
  * An estimate rises by half of what it was short and falls by an eighth of what it was
- * over, so it lies near the slow end. A count that was never seen is reckoned from the
- * next smaller one, by rows; one that is believed dear is brought down by what smaller
- * counts show, so that one bad moment does not rule it out for good.
+ * over, so it lies near the slow end. A count that was never seen is reckoned on the
+ * line through the two next smaller ones, and tried one at a time; one that is believed
+ * dear is brought down by what smaller counts show, so that one bad moment does not rule
+ * it out for good.
  */
 #ifndef APRD_PACE_H
 #define APRD_PACE_H
