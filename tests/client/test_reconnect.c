@@ -48,6 +48,18 @@ static void send_gen(struct apr *c, uint64_t user_data, unsigned flags)
 	CU_ASSERT_EQUAL_FATAL(apr_submit(c), 1);
 }
 
+static void send_chat(struct apr *c, uint64_t user_data, unsigned flags)
+{
+	static const char json[] = "[{\"role\":\"user\",\"content\":\"hello\"}]";
+	struct apr_sqe *s = apr_get_sqe(c);
+
+	CU_ASSERT_PTR_NOT_NULL_FATAL(s);
+	CU_ASSERT_EQUAL_FATAL(apr_prep_chat(c, s, json, sizeof(json) - 1, 100), 0);
+	apr_sqe_user_data(s, user_data);
+	apr_sqe_flags(s, flags);
+	CU_ASSERT_EQUAL_FATAL(apr_submit(c), 1);
+}
+
 static uint64_t now_ms(void)
 {
 	struct timespec t;
@@ -187,7 +199,7 @@ static void on_demand(void)
 }
 
 /* REPLAYABLE: the daemon drops the session in mid-answer; the text goes on where it was. */
-static void an_answer_goes_on(void)
+static void goes_on(void (*send)(struct apr *c, uint64_t user_data, unsigned flags))
 {
 	static const char *const steps[2] = {
 		"{\"answers\":[{\"steps\":[\"a\",\"b\",\"c\",{\"die\":\"drop\"}]}]}",
@@ -200,7 +212,7 @@ static void an_answer_goes_on(void)
 	uint32_t pos = 0;
 	bool done = false;
 
-	send_gen(c, 77, APR_SQE_REPLAYABLE);
+	send(c, 77, APR_SQE_REPLAYABLE);
 	for (int i = 0; i < 3; i++) { /* seen before the end */
 		CU_ASSERT_EQUAL_FATAL(apr_wait_cqe_timeout(c, &q, 2000000), 0);
 		size_t len;
@@ -229,6 +241,16 @@ static void an_answer_goes_on(void)
 	CU_ASSERT_STRING_EQUAL(text, "abcdef");
 	apr_close(c);
 	fake_end(f);
+}
+
+static void an_answer_goes_on(void)
+{
+	goes_on(send_gen);
+}
+
+static void an_answer_in_a_conversation_goes_on(void)
+{
+	goes_on(send_chat);
 }
 
 static void another_model_of_that_name_is_estale(void)
@@ -328,6 +350,7 @@ static const struct apr_test tests[] = {
 	{ "reconnect_gives_up_in_time", reconnect_gives_up_in_time, 0 },
 	{ "on_demand", on_demand, 0 },
 	{ "an_answer_goes_on", an_answer_goes_on, 0 },
+	{ "an_answer_in_a_conversation_goes_on", an_answer_in_a_conversation_goes_on, 0 },
 	{ "another_model_of_that_name_is_estale", another_model_of_that_name_is_estale, 0 },
 	{ "case46_restart_under_twenty_clients", case46_restart_under_twenty_clients, KEEPS_HEAP },
 };
