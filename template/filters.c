@@ -8,15 +8,6 @@
 
 #define FILTER(id) static struct tpl_val id(struct tpl_run *r, struct tpl_val in, const struct tpl_val *const *v)
 
-static int64_t whole(struct tpl_run *r, const struct tpl_val *v, int64_t none)
-{
-	int64_t i = none;
-
-	if (v && !tpl_is(*v, TPL_NONE) && !tpl_whole(*v, &i))
-		tpl_fail(&r->h, -EINVAL, "a %s where a whole number should be", tpl_kind_name(*v));
-	return i;
-}
-
 #define CASE_FILTER(id, how) \
 	FILTER(id) \
 	{ \
@@ -45,7 +36,7 @@ FILTER(f_string)
 
 FILTER(f_replace)
 {
-	return tpl_replace(r, tpl_to_str(r, in), tpl_to_str(r, *v[0]), tpl_to_str(r, *v[1]), whole(r, v[2], -1));
+	return tpl_replace(r, tpl_to_str(r, in), tpl_to_str(r, *v[0]), tpl_to_str(r, *v[1]), tpl_want_whole(r, v[2], -1));
 }
 
 FILTER(f_default)
@@ -103,7 +94,7 @@ FILTER(f_indent)
 	if (v[0] && tpl_is(*v[0], TPL_STR)) {
 		by = v[0]->u.s;
 	} else {
-		for (int64_t i = whole(r, v[0], 4); i > 0; i--)
+		for (int64_t i = tpl_want_whole(r, v[0], 4); i > 0; i--)
 			tpl_put_text(r, &blanks, " ");
 		by = tpl_buf_val(r, &blanks).u.s;
 	}
@@ -125,7 +116,7 @@ FILTER(f_tojson)
 	if (v[0] && tpl_is(*v[0], TPL_STR)) {
 		how.indent = v[0]->u.s;
 	} else if (v[0] && !tpl_is(*v[0], TPL_NONE)) {
-		for (int64_t i = whole(r, v[0], 0); i > 0; i--)
+		for (int64_t i = tpl_want_whole(r, v[0], 0); i > 0; i--)
 			tpl_put_text(r, &b, " ");
 		how.indent = tpl_buf_val(r, &b).u.s;
 	}
@@ -223,7 +214,7 @@ FILTER(f_int)
 		return truncated(r, in.u.f, otherwise);
 	if (!tpl_is(in, TPL_STR))
 		return otherwise;
-	if (read_whole(r, in.u.s, whole(r, v[1], 10), &i))
+	if (read_whole(r, in.u.s, tpl_want_whole(r, v[1], 10), &i))
 		return tpl_int(i);
 	return read_float(r, in.u.s, &f) ? truncated(r, f, otherwise) : otherwise;
 }
@@ -289,7 +280,7 @@ static struct tpl_val round_whole(struct tpl_run *r, int64_t i, int64_t digits)
 FILTER(f_round)
 {
 	double f, by;
-	int64_t i, digits = whole(r, v[0], 0);
+	int64_t i, digits = tpl_want_whole(r, v[0], 0);
 	const struct tpl_str *how = v[1] ? tpl_to_str(r, *v[1]) : NULL;
 
 	if (!tpl_number(in, &f))

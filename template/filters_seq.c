@@ -6,15 +6,6 @@
 
 #define FILTER(id) static struct tpl_val id(struct tpl_run *r, struct tpl_val in, const struct tpl_val *const *v)
 
-static int64_t whole(struct tpl_run *r, const struct tpl_val *v, int64_t none)
-{
-	int64_t i = none;
-
-	if (v && !tpl_is(*v, TPL_NONE) && !tpl_whole(*v, &i))
-		tpl_fail(&r->h, -EINVAL, "a %s where a whole number should be", tpl_kind_name(*v));
-	return i;
-}
-
 /* An attribute by its path: "a.b.0", or a number. */
 static struct tpl_val path(struct tpl_run *r, struct tpl_val of, struct tpl_val attr)
 {
@@ -261,7 +252,7 @@ FILTER(f_batch)
 {
 	struct tpl_list *l = tpl_walk(r, in), *to;
 	struct tpl_val filler = v[1] ? *v[1] : TPL_NULL;
-	int64_t width = whole(r, v[0], 0);
+	int64_t width = tpl_want_whole(r, v[0], 0);
 
 	if (width < 1)
 		tpl_fail(&r->h, -EINVAL, "batch of less than 1");

@@ -18,15 +18,6 @@ static const struct tpl_str *text(struct tpl_run *r, const struct tpl_val *v)
 	return v->u.s;
 }
 
-static int64_t whole(struct tpl_run *r, const struct tpl_val *v, int64_t none)
-{
-	int64_t i = none;
-
-	if (v && !tpl_is(*v, TPL_NONE) && !tpl_whole(*v, &i))
-		tpl_fail(&r->h, -EINVAL, "a %s where a whole number should be", tpl_kind_name(*v));
-	return i;
-}
-
 /* ---- case and ends ------------------------------------------------------------------ */
 
 METHOD(s_strip)
@@ -81,7 +72,7 @@ static const struct tpl_str *part(struct tpl_run *r, const struct tpl_str *s, co
 	*at = 0;
 	if (!from && !end)
 		return s;
-	if (whole(r, from, 0) > (int64_t)s->chars)
+	if (tpl_want_whole(r, from, 0) > (int64_t)s->chars)
 		return NULL;
 	p = tpl_slice(r, tpl_str_val(s), bounds).u.s;
 	*at = (size_t)(p->p - s->p);
@@ -224,7 +215,7 @@ METHOD(s_replace)
 
 	if (!old || !by)
 		tpl_fail(&r->h, -EINVAL, "a None where a str should be");
-	return tpl_replace(r, in.u.s, old, by, whole(r, v[2], -1));
+	return tpl_replace(r, in.u.s, old, by, tpl_want_whole(r, v[2], -1));
 }
 
 /* ---- to lists and back --------------------------------------------------------------------- */
@@ -290,7 +281,7 @@ static struct tpl_val split_blanks(struct tpl_run *r, const struct tpl_str *s, i
 METHOD(s_split)
 {
 	const struct tpl_str *by = text(r, v[0]);
-	int64_t most = whole(r, v[1], -1);
+	int64_t most = tpl_want_whole(r, v[1], -1);
 
 	most = most < 0 ? INT64_MAX : most;
 	return by ? split_at(r, in.u.s, by, most) : split_blanks(r, in.u.s, most);
@@ -309,7 +300,7 @@ METHOD(s_rsplit)
 {
 	const struct tpl_str *by = text(r, v[0]), *s = in.u.s;
 	struct parts p = { tpl_list_new(r, 0, TPL_PLAIN_LIST), 0 };
-	int64_t most = whole(r, v[1], -1);
+	int64_t most = tpl_want_whole(r, v[1], -1);
 	size_t end = s->len;
 
 	if (most < 0)
@@ -405,17 +396,17 @@ static int64_t missing(const struct tpl_str *s, int64_t width)
 
 METHOD(s_ljust)
 {
-	return padded(r, in.u.s, 0, missing(in.u.s, whole(r, v[0], 0)), " ");
+	return padded(r, in.u.s, 0, missing(in.u.s, tpl_want_whole(r, v[0], 0)), " ");
 }
 
 METHOD(s_rjust)
 {
-	return padded(r, in.u.s, missing(in.u.s, whole(r, v[0], 0)), 0, " ");
+	return padded(r, in.u.s, missing(in.u.s, tpl_want_whole(r, v[0], 0)), 0, " ");
 }
 
 METHOD(s_center)
 {
-	int64_t width = whole(r, v[0], 0), n = missing(in.u.s, width);
+	int64_t width = tpl_want_whole(r, v[0], 0), n = missing(in.u.s, width);
 	int64_t left = n / 2 + (n & width & 1);
 
 	return padded(r, in.u.s, left, n - left, " ");
@@ -424,7 +415,7 @@ METHOD(s_center)
 METHOD(s_zfill)
 {
 	const struct tpl_str *s = in.u.s;
-	int64_t n = missing(s, whole(r, v[0], 0));
+	int64_t n = missing(s, tpl_want_whole(r, v[0], 0));
 	struct tpl_buf b = { 0 };
 	bool sign = s->len && (s->p[0] == '-' || s->p[0] == '+');
 

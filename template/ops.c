@@ -36,6 +36,15 @@ bool tpl_whole(struct tpl_val v, int64_t *i)
 	return true;
 }
 
+int64_t tpl_want_whole(struct tpl_run *r, const struct tpl_val *v, int64_t none)
+{
+	int64_t i = none;
+
+	if (v && !tpl_is(*v, TPL_NONE) && !tpl_whole(*v, &i))
+		tpl_fail(&r->h, -EINVAL, "a %s where a whole number should be", tpl_kind_name(*v));
+	return i;
+}
+
 bool tpl_true(struct tpl_run *r, struct tpl_val v)
 {
 	(void)r;

@@ -225,6 +225,7 @@ int tpl_order(struct tpl_run *r, struct tpl_val a, struct tpl_val b); /* < 0, 0,
 bool tpl_within(struct tpl_run *r, struct tpl_val item, struct tpl_val of);
 bool tpl_number(struct tpl_val v, double *f);   /* bool, int or float */
 bool tpl_whole(struct tpl_val v, int64_t *i);   /* bool or int */
+int64_t tpl_want_whole(struct tpl_run *r, const struct tpl_val *v, int64_t none); /* an argument; none: left out, None */
 struct tpl_val tpl_arith(struct tpl_run *r, int op, struct tpl_val a, struct tpl_val b);
 struct tpl_val tpl_negate(struct tpl_run *r, struct tpl_val v, bool minus);
 struct tpl_val tpl_item(struct tpl_run *r, struct tpl_val of, struct tpl_val key);
