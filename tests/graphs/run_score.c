@@ -21,10 +21,8 @@
 #include <unistd.h>
 
 #include "kernels/types.h"
-#include "tests/support/drive.h"
-#include "tests/support/gguf_writer.h"
+#include "tests/support/gpu_run.h"
 
-#define SCORED 300u
 
 /* Nats, of teacher-forced log-probabilities; decode is the same whatever the route, but for f32. */
 static const struct bar {
@@ -39,122 +37,32 @@ static const struct bar {
 };
 static const struct bar *bar = &bars[0];
 
-static unsigned n_checks, n_missed;
-
-static void check(int ok, const char *what, const char *which)
-{
-	n_checks++;
-	if (ok)
-		return;
-	n_missed++;
-	printf("  MISSED: %s: %s\n", which, what);
-}
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void say(void *arg, enum apr_log_level level, const char *line)
-{
-	(void)arg;
-	if (level >= APR_LOG_INFO)
-		printf("    log: %s\n", line);
-}
 
 static struct apr_engine_config config(const char *backend, const char *route, uint32_t n_ctx)
 {
 	struct apr_engine_config cfg = drive_config(route, n_ctx, 0);
 
 	cfg.backend = backend;
-	cfg.log = say;
+	cfg.log = run_say;
 	return cfg;
 }
 
-struct errors {
-	double sum, max;
-	unsigned n;
-};
-
-static void add_error(struct errors *e, double d)
-{
-	e->sum += d;
-	e->n++;
-	if (!(d <= e->max))
-		e->max = d;
-}
-
-static void check_errors(const struct errors *e, bool step, const char *which)
+static void check_errors(const struct run_errors *e, bool step, const char *which)
 {
 	const char *what = step ? "score --step" : "score";
 	double mean = step ? bar->step_mean : bar->mean, max = step ? bar->step_max : bar->max;
 
 	printf("  %-28s %-14s mean %.5f max %.5f of %u (bars %g, %g)\n", which, what, e->n ? e->sum / e->n : 0.0, e->max, e->n,
 	       mean, max);
-	check(e->n > 0 && e->sum / e->n <= mean && e->max <= max, what, which);
+	run_check(e->n > 0 && e->sum / e->n <= mean && e->max <= max, what, which);
 }
 
 /* ---- small random models ------------------------------------------------------------- */
 
-static uint32_t ids[2048];
-
-static struct drive_job score_job(bool step, uint64_t scope)
-{
-	return (struct drive_job){.p = {.kind = APR_SEQ_SCORE, .ids = ids, .n_ids = SCORED, .n_top = 4, .force_decode = step,
-	                                .scope = scope}};
-}
-
-static struct drive_job gen_job(uint32_t n_prompt, uint32_t n, uint64_t seed, uint64_t scope)
-{
-	struct drive_job j = {.p = {.kind = APR_SEQ_GENERATE, .ids = ids, .n_ids = n_prompt, .max_tokens = n,
-	                            .sampling = drive_greedy(), .ignore_eos = true, .want_logprob = true, .n_top = 3,
-	                            .scope = scope}};
-
-	j.p.sampling.temperature = 0.9f;
-	j.p.sampling.top_k = 50;
-	j.p.sampling.repeat_penalty = 1.1f;
-	j.p.sampling.penalty_window = 64;
-	j.p.sampling.seed = seed;
-	return j;
-}
-
-static void run(struct apr_engine *e, struct apr_loaded *m, struct drive_job *jobs, uint32_t n, const char *which)
-{
-	check(drive_run(m, e, jobs, n) > 0, "the engine failed", which);
-}
-
-static void same(const struct drive_job *a, const struct drive_job *b, const char *what, const char *which)
-{
-	uint32_t i;
-
-	if (a->rc || b->rc || a->n_tok != b->n_tok || !a->n_tok) {
-		printf("  %s: %s: rc %d %d, %u and %u tokens\n", which, what, a->rc, b->rc, a->n_tok, b->n_tok);
-		check(0, what, which);
-		return;
-	}
-	for (i = 0; i < a->n_tok; i++) {
-		const struct drive_token *x = &a->tok[i], *y = &b->tok[i];
-
-		if (drive_same_token(x, y))
-			continue;
-		printf("  %s: %s: token %u: %u %.9g against %u %.9g\n", which, what, i, x->id, (double)x->logprob, y->id,
-		       (double)y->logprob);
-		break;
-	}
-	check(i == a->n_tok, what, which);
-}
-
 static void against_cpu(const struct drive_job *gpu, const struct drive_job *cpu, bool step, const char *which)
 {
-	struct errors e = {0};
-	uint32_t i;
+	struct run_errors e = run_compare(gpu, cpu, which);
 
-	check(gpu->rc == 0 && gpu->n_tok == cpu->n_tok, "as many positions", which);
-	for (i = 0; i < gpu->n_tok && i < cpu->n_tok; i++)
-		add_error(&e, fabs((double)gpu->tok[i].logprob - (double)cpu->tok[i].logprob));
 	check_errors(&e, step, which);
 }
 
@@ -169,32 +77,32 @@ static struct drive_job fresh(const struct drive_job *j)
 /* Biases, penalties and ends reach the device, the token that the host does not know yet among them. */
 static void lists(struct apr_engine *e, struct apr_loaded *m, const char *which)
 {
-	struct drive_job plain = gen_job(90, 60, 9, 400), j;
+	struct drive_job plain = run_gen_job(90, 60, 9, 400), j;
 	uint32_t ban = 0, i, k;
 	float never = -INFINITY;
 
 	plain.p.sampling.temperature = 0.0f;
 	plain.p.sampling.repeat_penalty = 1.0f;
-	run(e, m, &plain, 1, which);
-	check(plain.n_tok == 60, "60 tokens", which);
+	run_jobs(e, m, &plain, 1, which);
+	run_check(plain.n_tok == 60, "60 tokens", which);
 	ban = plain.n_tok ? plain.tok[0].id : 0;
 	j = fresh(&plain);
 	j.p.sampling.n_bias = 1;
 	j.p.sampling.bias_id = &ban;
 	j.p.sampling.bias = &never;
-	run(e, m, &j, 1, which);
+	run_jobs(e, m, &j, 1, which);
 	for (i = 0; i < j.n_tok && j.tok[i].id != ban; i++)
 		;
-	check(j.n_tok == 60 && i == 60, "a banned token is not drawn", which);
+	run_check(j.n_tok == 60 && i == 60, "a banned token is not drawn", which);
 	drive_done(&j, 1);
 	j = fresh(&plain);
 	j.p.sampling.presence_penalty = 1000.0f;
 	j.p.sampling.penalty_window = -1;
-	run(e, m, &j, 1, which);
+	run_jobs(e, m, &j, 1, which);
 	for (i = 0, k = 0; i < j.n_tok; i++)
 		for (ban = 0; ban < i; ban++)
 			k += j.tok[ban].id == j.tok[i].id;
-	check(j.n_tok == 60 && k == 0, "a present token is not drawn again", which);
+	run_check(j.n_tok == 60 && k == 0, "a present token is not drawn again", which);
 	drive_done(&j, 1);
 	for (i = 0; i < 60; i += 13) {
 		uint32_t stop[12] = {390, 391, 392, 393, 394, 395, 396, 397, 398, 399}; /* more than lie in a draw itself */
@@ -206,8 +114,8 @@ static void lists(struct apr_engine *e, struct apr_loaded *m, const char *which)
 		j.p.stop_ids = stop;
 		j.p.n_stop_ids = i % 2 ? 12 : 2;
 		stop[0] = 390;
-		run(e, m, &j, 1, which);
-		check(j.n_tok <= k && j.n_ends == 1 && j.end == APR_END_STOP_ID, "a stop id", which);
+		run_jobs(e, m, &j, 1, which);
+		run_check(j.n_tok <= k && j.n_ends == 1 && j.end == APR_END_STOP_ID, "a stop id", which);
 		drive_done(&j, 1);
 	}
 	drive_done(&plain, 1);
@@ -219,13 +127,13 @@ static void crowd(struct apr_engine *e, struct apr_loaded *m, struct drive_job j
 	uint32_t i;
 
 	for (i = 0; i < 8; i++) {
-		jobs[i] = gen_job(20 + 37 * i, 30 + 5 * i, 40 + i, scope + i);
+		jobs[i] = run_gen_job(20 + 37 * i, 30 + 5 * i, 40 + i, scope + i);
 		jobs[i].start_step = 3 * i;
 		jobs[i].p.sampling.penalty_window = i % 2 ? -1 : 5;
 		jobs[i].p.sampling.frequency_penalty = 0.3f;
 		jobs[i].p.sampling.presence_penalty = 0.2f;
 	}
-	run(e, m, jobs, 8, which);
+	run_jobs(e, m, jobs, 8, which);
 }
 
 static void same_crowd(struct drive_job *want, struct drive_job *got, const char *what, const char *which)
@@ -233,7 +141,7 @@ static void same_crowd(struct drive_job *want, struct drive_job *got, const char
 	uint32_t i;
 
 	for (i = 0; i < 8; i++)
-		same(&want[i], &got[i], what, which);
+		run_same(&want[i], &got[i], what, which);
 	drive_done(got, 8);
 }
 
@@ -254,7 +162,7 @@ static void steps_and_launches(struct apr_engine *e, struct apr_loaded *m, const
 	cfg.log = NULL;
 	if (drive_open(&cfg, path, &eager, &em, err, sizeof err)) {
 		printf("  %s: no graphs: %s\n", which, err);
-		check(0, "without graphs", which);
+		run_check(0, "without graphs", which);
 	} else {
 		crowd(eager, em, got, 700, which);
 		same_crowd(want, got, "without graphs", which);
@@ -263,81 +171,42 @@ static void steps_and_launches(struct apr_engine *e, struct apr_loaded *m, const
 	drive_done(want, 8);
 }
 
-static void equal_bits(struct apr_engine *e, struct apr_loaded *m, const char *which)
-{
-	static const uint32_t chunk[] = {1, 63, 64, 65, 200};
-	struct drive_job want = gen_job(200, 40, 5, 100), jobs[12];
-	uint32_t i;
-	char what[48];
-
-	run(e, m, &want, 1, which);
-	for (i = 0; i < sizeof chunk / sizeof *chunk; i++) {
-		struct drive_job j = gen_job(200, 40, 5, 101 + i);
-
-		j.chunk = chunk[i];
-		run(e, m, &j, 1, which);
-		snprintf(what, sizeof what, "chunks of %u", chunk[i]);
-		same(&want, &j, what, which);
-		drive_done(&j, 1);
-	}
-	for (i = 0; i < 12; i++) {
-		jobs[i] = gen_job(17 + 41 * i, 20 + 9 * i, 100 + i, 200 + i);
-		jobs[i].start_step = i;
-	}
-	jobs[5] = gen_job(200, 40, 5, 205);
-	jobs[5].start_step = 3;
-	run(e, m, jobs, 12, which);
-	same(&want, &jobs[5], "among others", which);
-	drive_done(jobs, 12);
-	jobs[0] = gen_job(200, 40, 5, 300);
-	jobs[0].drop_every = 9;
-	run(e, m, jobs, 1, which);
-	same(&want, &jobs[0], "after preemption", which);
-	drive_done(jobs, 1);
-	jobs[0] = gen_job(200, 40, 5, 300); /* that one's pages */
-	run(e, m, jobs, 1, which);
-	check(jobs[0].n_cached == 192, "a prefix hit", which);
-	same(&want, &jobs[0], "warm cache", which);
-	drive_done(jobs, 1);
-	drive_done(&want, 1);
-}
-
 static void random_model(const char *dir, const char *which, const struct tiny_spec *spec)
 {
 	struct apr_engine_config cpu_cfg = config("cpu", "f32", 1024), cfg = config("cuda", bar->route, 1024);
-	struct drive_job cpu = score_job(false, 1), gpu = cpu, step = score_job(true, 2), chunked = score_job(false, 3);
+	struct drive_job cpu = run_score_job(false, 1), gpu = cpu, step = run_score_job(true, 2), chunked = run_score_job(false, 3);
 	struct apr_engine *e;
 	struct apr_loaded *m;
 	char path[300], err[300] = "";
 	double t0;
 
 	snprintf(path, sizeof path, "%s/%s.gguf", dir, which);
-	check(apr_test_write_tiny_model(path, spec) == 0, "writing the model", which);
+	run_check(apr_test_write_tiny_model(path, spec) == 0, "writing the model", which);
 	cpu_cfg.log = NULL;
 	if (drive_open(&cpu_cfg, path, &e, &m, err, sizeof err)) {
 		printf("  %s: cpu: %s\n", which, err);
-		check(0, "the cpu backend", which);
+		run_check(0, "the cpu backend", which);
 		return;
 	}
-	run(e, m, &cpu, 1, which);
+	run_jobs(e, m, &cpu, 1, which);
 	drive_close(e, m);
-	t0 = now();
+	t0 = run_now();
 	if (drive_open(&cfg, path, &e, &m, err, sizeof err)) {
 		printf("  %s: cuda: %s\n", which, err);
-		check(0, "the cuda backend", which);
+		run_check(0, "the cuda backend", which);
 		drive_done(&cpu, 1);
 		return;
 	}
-	printf("%s: loaded in %.2f s\n", which, now() - t0);
-	run(e, m, &gpu, 1, which);
+	printf("%s: loaded in %.2f s\n", which, run_now() - t0);
+	run_jobs(e, m, &gpu, 1, which);
 	against_cpu(&gpu, &cpu, false, which);
-	run(e, m, &step, 1, which);
+	run_jobs(e, m, &step, 1, which);
 	against_cpu(&step, &cpu, true, which);
 	chunked.chunk = 37;
-	run(e, m, &chunked, 1, which);
+	run_jobs(e, m, &chunked, 1, which);
 	if (bar->same_bits) {
-		same(&gpu, &chunked, "score in chunks of 37", which);
-		equal_bits(e, m, which);
+		run_same(&gpu, &chunked, "score in chunks of 37", which);
+		run_equal_bits(e, m, which);
 		steps_and_launches(e, m, path, which);
 	}
 	lists(e, m, which);
@@ -348,38 +217,6 @@ static void random_model(const char *dir, const char *which, const struct tiny_s
 	drive_done(&chunked, 1);
 	unlink(path);
 	fflush(stdout);
-}
-
-static int random_models(const char *only)
-{
-	static const struct {
-		const char *name;
-		struct tiny_spec spec;
-	} model[] = {
-		{"llama-q4_1", {.arch = "llama", .n_layers = 3, .type = APR_TYPE_Q4_1, .seed = 7, .n_vocab = 400, .n_ctx = 1024}},
-		{"llama-576-q4_1", {.arch = "llama", .n_layers = 3, .n_embd = 576, .n_ff = 1536, .n_heads = 9, .n_kv_heads = 3,
-		                    .type = APR_TYPE_Q4_1, .seed = 3, .n_vocab = 2000, .n_ctx = 1024}},
-		{"qwen2-f16", {.arch = "qwen2", .n_layers = 3, .type = APR_TYPE_F16, .seed = 9, .n_vocab = 400, .n_ctx = 1024}},
-		{"qwen3-q8_0", {.arch = "qwen3", .n_layers = 3, .type = APR_TYPE_Q8_0, .seed = 11, .n_vocab = 400, .n_ctx = 1024}},
-		{"gemma3-q4_k", {.arch = "gemma3", .n_layers = 3, .type = APR_TYPE_Q4_K, .seed = 8, .n_vocab = 400, .window = 70,
-		                 .pattern = 3, .n_ctx = 1024}},
-		{"planted-q6_k", {.arch = "llama", .n_layers = 3, .type = APR_TYPE_Q6_K, .seed = 13, .n_vocab = 400, .n_ctx = 1024,
-		                  .planted = 2, .separate_output = true}},
-	};
-	char dir[] = "/tmp/run_score.XXXXXX";
-	size_t i;
-
-	if (!mkdtemp(dir)) {
-		perror(dir);
-		return 1;
-	}
-	for (i = 0; i < 1024; i++)
-		ids[i] = (uint32_t)(i * 7919u + 13) % 390;
-	for (i = 0; i < sizeof model / sizeof *model; i++)
-		if (!only || !strcmp(only, model[i].name))
-			random_model(dir, model[i].name, &model[i].spec);
-	rmdir(dir);
-	return 0;
 }
 
 /* ---- a model against golden files --------------------------------------------------------- */
@@ -399,7 +236,7 @@ static uint32_t *take_ids(const json_t *a, const json_t *b, uint32_t *n)
 	return out;
 }
 
-static void golden_row(const json_t *row, const struct drive_token *t, struct errors *e)
+static void golden_row(const json_t *row, const struct drive_token *t, struct run_errors *e)
 {
 	const json_t *top = json_object_get(row, "top");
 	double lse = json_real_value(json_object_get(row, "lse"));
@@ -413,7 +250,7 @@ static void golden_row(const json_t *row, const struct drive_token *t, struct er
 		for (k = 0; k < t->n_top; k++)
 			if (t->top_id[k] == id)
 				d = fabs((double)t->top_logprob[k] - (json_real_value(json_array_get(pair, 1)) - lse));
-		add_error(e, d);
+		run_add_error(e, d);
 	}
 }
 
@@ -423,13 +260,13 @@ static void golden_score(struct apr_engine *e, struct apr_loaded *m, const json_
 	const json_t *steps = json_object_get(j, "steps");
 	struct drive_job job = {.p = {.kind = APR_SEQ_SCORE, .n_top = APR_SAMPLE_TOP_MAX, .force_decode = step,
 	                              .scope = step}};
-	struct errors err = {0};
+	struct run_errors err = {0};
 	uint32_t n, n_ids = (uint32_t)json_array_size(in), i, *all = take_ids(in, json_object_get(j, "generated"), &n);
 
 	job.p.ids = all;
 	job.p.n_ids = n;
-	run(e, m, &job, 1, which);
-	check(job.n_tok == n - 1, "every position", which);
+	run_jobs(e, m, &job, 1, which);
+	run_check(job.n_tok == n - 1, "every position", which);
 	for (i = 0; job.n_tok == n - 1 && i < json_array_size(prompt); i++)
 		golden_row(json_array_get(prompt, i), &job.tok[n_ids - json_array_size(prompt) + i], &err);
 	for (i = 0; job.n_tok == n - 1 && i < json_array_size(steps); i++)
@@ -444,36 +281,30 @@ static void golden_text(struct apr_engine *e, struct apr_loaded *m, const json_t
 	const json_t *gen = json_object_get(j, "generated");
 	struct drive_job job = {.p = {.kind = APR_SEQ_GENERATE, .sampling = drive_greedy(), .ignore_eos = true, .scope = 7}};
 	uint32_t n, i, *all = take_ids(json_object_get(j, "ids"), NULL, &n);
-	double t0 = now();
+	double t0 = run_now();
 
 	job.p.ids = all;
 	job.p.n_ids = n - 1;
 	job.p.max_tokens = (uint32_t)json_array_size(gen);
-	run(e, m, &job, 1, which);
+	run_jobs(e, m, &job, 1, which);
 	for (i = 0; i < job.n_tok && job.tok[i].id == (uint32_t)json_integer_value(json_array_get(gen, i)); i++)
 		;
 	printf("  %-28s greedy text    %u of %u ids equal from the start, %.1f ms in all\n", which, i, job.p.max_tokens,
-	       (now() - t0) * 1e3);
-	check(job.n_tok == job.p.max_tokens && (i == job.n_tok || bar->max > 0.1), "greedy text", which);
+	       (run_now() - t0) * 1e3);
+	run_check(job.n_tok == job.p.max_tokens && (i == job.n_tok || bar->max > 0.1), "greedy text", which);
 	drive_done(&job, 1);
 	free(all);
-}
-
-static struct drive_job pace_job(uint32_t n_prompt, uint32_t n, uint64_t scope)
-{
-	return (struct drive_job){.p = {.kind = APR_SEQ_GENERATE, .ids = ids, .n_ids = n_prompt, .max_tokens = n,
-	                                .sampling = drive_greedy(), .ignore_eos = true, .scope = scope}};
 }
 
 /* Seconds of one job. */
 static double time_job(struct apr_engine *e, struct apr_loaded *m, uint32_t n_prompt, uint32_t n, uint64_t scope)
 {
-	struct drive_job j = pace_job(n_prompt, n, scope);
-	double t0 = now();
+	struct drive_job j = run_pace_job(n_prompt, n, scope);
+	double t0 = run_now();
 
-	run(e, m, &j, 1, "pace");
-	check(j.n_tok == n, "every token", "pace");
-	t0 = now() - t0;
+	run_jobs(e, m, &j, 1, "pace");
+	run_check(j.n_tok == n, "every token", "pace");
+	t0 = run_now() - t0;
 	drive_done(&j, 1);
 	return t0;
 }
@@ -494,7 +325,7 @@ static void pace(struct apr_engine *e, struct apr_loaded *m)
 	uint32_t i, k;
 
 	for (i = 0; i < 2048; i++)
-		ids[i] = 100 + i % 3000;
+		run_state.ids[i] = 100 + i % 3000;
 	for (i = 0; i < 3; i++)
 		printf("  first token of %u: %.2f ms\n", prompt[i], time_job(e, m, prompt[i], 1, 20 + i) * 1e3);
 	for (i = 0; i < 6; i++) { /* by turns: the device's clock moves */
@@ -504,10 +335,10 @@ static void pace(struct apr_engine *e, struct apr_loaded *m)
 	for (i = 0; i < 4; i++) {
 		drive_one_step = i % 2;
 		for (k = 0; k < 16; k++)
-			j[k] = pace_job(64, 128, 40 + 16 * i + k);
-		t0 = now();
-		run(e, m, j, 16, "pace");
-		t0 = now() - t0;
+			j[k] = run_pace_job(64, 128, 40 + 16 * i + k);
+		t0 = run_now();
+		run_jobs(e, m, j, 16, "pace");
+		t0 = run_now() - t0;
 		printf("  16 prompts of 64 with 128 tokens each, %s in flight: %.1f ms, %.0f tok/s\n", i % 2 ? "one step " : "two steps",
 		       t0 * 1e3, 16 * 128 / t0);
 		drive_done(j, 16);
@@ -548,20 +379,20 @@ static int golden_files(const char *model, char **file, int n)
 	struct apr_engine *e;
 	struct apr_loaded *m;
 	char err[300] = "";
-	double t0 = now();
+	double t0 = run_now();
 	int i;
 
 	if (drive_open(&cfg, model, &e, &m, err, sizeof err)) {
 		printf("%s: %s\n", model, err);
 		return 1;
 	}
-	printf("%s: loaded in %.2f s\n", model, now() - t0);
+	printf("%s: loaded in %.2f s\n", model, run_now() - t0);
 	print_plan(e);
 	for (i = 0; i < n; i++) {
 		const char *which = strrchr(file[i], '/') ? strrchr(file[i], '/') + 1 : file[i];
 		json_t *j = json_load_file(file[i], 0, NULL);
 
-		check(j != NULL, "reading the golden file", which);
+		run_check(j != NULL, "reading the golden file", which);
 		if (!j)
 			continue;
 		golden_score(e, m, j, false, which);
@@ -641,9 +472,9 @@ int main(int argc, char **argv)
 	if (!has_route())
 		return 77;
 	if (argc == 1 || !strcmp(argv[1], "-m"))
-		rc = random_models(argc > 2 ? argv[2] : NULL);
+		rc = run_random_models("/tmp/run_score.XXXXXX", argc > 2 ? argv[2] : NULL, random_model, NULL);
 	else
 		rc = golden_files(argv[1], argv + 2, argc - 2);
-	printf("run_score: %u checks, %u missed\n", n_checks, n_missed);
-	return rc || n_missed ? 1 : 0;
+	printf("run_score: %u checks, %u missed\n", run_state.checks, run_state.missed);
+	return rc || run_state.missed ? 1 : 0;
 }
