@@ -240,6 +240,38 @@ static void shared_by_none(void)
 	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
 }
 
+/* ---- time limits ---------------------------------------------------------------------------------- */
+
+/* Once the daemon knows what rows take, a prompt that cannot be computed in time is told so at once, not when it is over. */
+static void a_limit_that_cannot_be_met(void)
+{
+	struct apr_result r;
+	char err[200] = "";
+	uint32_t ids[2000];
+	int at_once = 0;
+
+	if (!up("late", "share-prefixes = none"))
+		return;
+	struct apr *c = connect_to(&d);
+	for (int i = 0; i < 3; i++)
+		CU_ASSERT_EQUAL(ask(c, 1900, 1, 1, &r, err, sizeof(err)), 0);
+	for (uint32_t i = 0; i < 2000; i++)
+		ids[i] = i % 300;
+	for (int i = 0; i < 20; i++) {
+		struct apr_gen g = { .size = sizeof(g), .ids = ids, .n_ids = 2000, .max_tokens = 1, .timeout_ms = 2 };
+		int e = apr_generate(c, &g, NULL, NULL, &r, err, sizeof(err));
+		CU_ASSERT_TRUE(e == -ETIME || e == -ETIMEDOUT); /* the latter where this machine was slow to take it in */
+		CU_ASSERT_EQUAL(r.finish, APR_FINISH_TIMEOUT);
+		CU_ASSERT_EQUAL(r.cost.generated, 0);
+		at_once += e == -ETIME && strstr(err, "2000 tokens") && r.cost.prefill_us == 0;
+	}
+	CU_ASSERT_TRUE(at_once > 0);
+	struct apr_gen g = { .size = sizeof(g), .ids = ids, .n_ids = 2000, .max_tokens = 1, .timeout_ms = 60000 };
+	CU_ASSERT_EQUAL(apr_generate(c, &g, NULL, NULL, &r, err, sizeof(err)), 0);
+	apr_close(c);
+	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
+}
+
 static void bad_settings_are_refused(void)
 {
 	static const struct { const char *text, *word; } bad[] = {
@@ -278,6 +310,7 @@ static const struct apr_test tests[] = {
 	{ "shared_by_all", shared_by_all, 0 },
 	{ "shared_by_session", shared_by_session, 0 },
 	{ "shared_by_none", shared_by_none, 0 },
+	{ "a_limit_that_cannot_be_met", a_limit_that_cannot_be_met, 0 },
 	{ "bad_settings_are_refused", bad_settings_are_refused, 0 },
 };
 TEST_MAIN("daemon/quota", tests)
