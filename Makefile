@@ -210,6 +210,7 @@ CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 nvcc_release := $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
 ifeq ($(or $(filter $(nvcc_release),$(shell seq 0 11)),$(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),,none)),)
 include kernels/cuda/cuda.mk
+include tests/cuda_host/host.mk
 include graphs/graphs.mk
 else
 $(info the CUDA backend is not built: it needs a toolkit of release 12 or newer with cuBLASLt; $(NVCC) is of $(nvcc_release))

@@ -83,13 +83,6 @@ template <int NTM> struct Acts {
 
 /* ---- bits to FP16 -------------------------------------------------------------------- */
 
-template <uint32_t MASK, uint32_t OR> DEV uint32_t and_or(uint32_t w)
-{
-	uint32_t r;
-
-	asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(w), "n"(MASK), "r"(OR));
-	return r;
-}
 /* A Q4_K word to one product's operand: codes at mantissa bits 6-9 of 16.0 or 2-5 of 256.0 stand for 16 + q, 256 + q. */
 DEV void q4k_operand(uint32_t w, uint32_t *a)
 {

@@ -149,6 +149,14 @@ DEV void mma_bf16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1, const f
 	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
+/* (w & MASK) | OR, in one instruction */
+template <uint32_t MASK, uint32_t OR> DEV uint32_t and_or(uint32_t w)
+{
+	uint32_t r;
+
+	asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(w), "n"(MASK), "r"(OR));
+	return r;
+}
 DEV float exp2_fast(float x) /* 2 ulp; -inf gives 0 */
 {
 	float y;
@@ -167,6 +175,12 @@ DEV uint32_t hsub2_const(uint32_t v, float k)
 	__half2 h = __hsub2(*(__half2 *)&v, __float2half2_rn(k));
 
 	return *(uint32_t *)&h;
+}
+
+/* A reader that acquires it at system scope sees what was stored before */
+DEV void store_release_sys(uint32_t *p, uint32_t v)
+{
+	asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 #endif

@@ -510,7 +510,7 @@ static __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS,
 
 	*(uint4 *)rec = head;
 	/* pairs with the reader's acquire load of step */
-	asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&rec->step), "r"(*a.step) : "memory");
+	store_release_sys(&rec->step, *a.step);
 }
 
 extern "C" int apr_cuda_sample(const apr_cuda_launch *l, const float *logits, uint32_t n_vocab, size_t ld,

@@ -146,5 +146,6 @@ static void vocabulary(uint32_t n, uint32_t draws)
 void check_sample(void)
 {
 	for (uint32_t n : {1u, 2u, 7u, 63u, 1000u, 32000u, 49152u, 128256u, 151936u, 262144u, 262147u})
-		vocabulary(n, n < 2000 ? 256 : 64);
+		if (!few || n < 50000 || n > 262144)
+			vocabulary(n, few ? n < 2000 ? 48 : 16 : n < 2000 ? 256 : 64);
 }

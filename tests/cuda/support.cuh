@@ -25,6 +25,7 @@
 extern unsigned n_checks, n_failed;
 extern cudaStream_t stream;
 extern uint32_t device_sms;
+extern bool few; /* the kernels run on a CPU: fewer shapes and draws */
 
 #define CUDA(x) \
 	do { \
