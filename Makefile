@@ -37,7 +37,7 @@ WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror
 # -ffp-contract=off: a fused multiply-add is written fmaf or an intrinsic, never guessed,
 # since equal bits on every instruction set is a promise.
 CFLAGS_ALL := -std=gnu11 $(OPT) -g -pthread -fPIC -fvisibility=hidden -fno-strict-aliasing -ffp-contract=off \
-	-fstack-protector-strong $(WARN) $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all -Wno-maybe-uninitialized) $(CFLAGS)
+	-fstack-protector-strong $(WARN) $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all $(if $(findstring clang,$(CC)),,-Wno-maybe-uninitialized)) $(CFLAGS)
 CPPFLAGS_ALL := -D_GNU_SOURCE -DAPR_VERSION='"$(VERSION)"' $(if $(findstring O0,$(OPT)),,$(if $(SAN),,-D_FORTIFY_SOURCE=2)) \
 	-I. -Ishm/include -Iclient/include $(CPPFLAGS)
 LDFLAGS_ALL := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
@@ -71,7 +71,7 @@ KERNELS := $(call src,kernels/common kernels/cpu) kernels/cuda/attn_cut.c
 ENGINE := $(call src,engine)
 DAEMON := $(filter-out daemon/main.c,$(call src,daemon))
 ALGO_TABLE := graphs/algo_table.c
-SUPPORT := $(call src,tests/support)
+SUPPORT := $(call src,tests/support) $(wildcard tests/fuzz/fuzz_*.c)
 TESTS := $(sort $(wildcard tests/*/test_*.c))
 BENCHES := $(wildcard bench/bench_*.c)
 EXAMPLES := $(wildcard examples/*.c)
@@ -188,6 +188,14 @@ $(B)/two_deep/aprd: $(B)/aprd
 	@ln -f $< $@
 $(B)/tests/daemon/test_two_deep: $(B)/two_deep/libaprd-cuda.so $(B)/two_deep/aprd $(B)/tests/daemon/test_requests \
 		$(B)/tests/daemon/test_many
+# preloaded into aprd by the suite beside it; a sanitizer has an allocator of its own
+ifeq ($(SAN),)
+$(B)/tests/fault/test_fault: | $(B)/tests/fault/inject.so
+$(B)/tests/fault/inject.so: $(B)/obj/tests/fault/inject.o
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -o $@ $< $(LDFLAGS_ALL) -ldl
+endif
 $(B)/tests/runner: $(B)/obj/tests/runner.o
 	@mkdir -p $(@D)
 	$(call say,LINK)

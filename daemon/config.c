@@ -482,6 +482,7 @@ int config_read(struct options *o)
 	cfg_t *cfg = cfg_init(opts, CFGF_NONE);
 	if (!cfg) {
 		free(text);
+		log_error("%s: no memory to read it", o->config);
 		return -ENOMEM;
 	}
 	cfg_set_error_function(cfg, tell);

@@ -339,8 +339,6 @@ static void *core_main(void *arg)
 
 	prctl(PR_SET_NAME, "aprd-core");
 	apr_guard_thread();
-	uint64_t mail = loop_poll(c->loop, c->box.efd, POLLIN, false, on_mail, c);
-	uint64_t steps = loop_poll(c->loop, apr_engine_fd(c->models->engine), POLLIN, true, nothing, c);
 	while (!c->stop) {
 		if (pass(c))
 			continue;
@@ -349,8 +347,8 @@ static void *core_main(void *arg)
 		else
 			sleep_until_something(c);
 	}
-	loop_unpoll(c->loop, mail);
-	loop_unpoll(c->loop, steps);
+	loop_unpoll(c->loop, c->mail_watch);
+	loop_unpoll(c->loop, c->step_watch);
 	return NULL;
 }
 
@@ -359,6 +357,11 @@ int core_start(struct core *c)
 	sigset_t all, old;
 
 	c->next_sweep = UINT64_MAX;
+	/* here, where there is somebody to tell: a thread deaf to its mail would sleep for ever */
+	c->mail_watch = loop_poll(c->loop, c->box.efd, POLLIN, false, on_mail, c);
+	c->step_watch = loop_poll(c->loop, apr_engine_fd(c->models->engine), POLLIN, true, nothing, c);
+	if (!c->mail_watch || !c->step_watch)
+		return -ENOMEM;
 	/* signals are the supervisor's; SIGBUS is unblocked by apr_guard_thread */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);

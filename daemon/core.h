@@ -40,6 +40,7 @@ struct core {
 	struct intake *intake;
 	struct worker *worker; /* whose loader is asked: worker.c's */
 	pthread_t thread;
+	uint64_t mail_watch, step_watch;
 	bool started, stop;
 
 	uint64_t now;     /* ns, of this pass */

@@ -384,8 +384,10 @@ static int pass(struct options *o, int argc, char **argv, bool apply_all)
 			e = options_set(&o->config, optarg);
 		else if (apply_all)
 			e = apply(o, val, optarg);
-		if (e == -ENOMEM)
+		if (e == -ENOMEM) {
+			log_error("no memory for the options");
 			return e;
+		}
 		if (e) {
 			char what[128];
 			for (size_t i = 0; i < option_rows; i++)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # What a person types beside `make`: set-up, demo, checks, benches, lint, install.
 
-.PHONY: setup models check check-built check-san demo check-gpu pack-gpu bench bench-ipc bench-cpu bench-short bench-wakeups bench-gpu lint tidy install uninstall
+.PHONY: fault-full fuzz fuzz-built setup models check check-built check-san demo check-gpu pack-gpu bench bench-ipc bench-cpu bench-short bench-wakeups bench-gpu lint tidy install uninstall
 
 # Both README commands start here: packages first, then models, then the rest in a
 # second make that sees the packages' headers and pkg-config files.
@@ -29,7 +29,7 @@ check-san: all tests
 
 # CASE 11 at length: ten minutes unless S says another number of seconds
 S ?= 600
-.PHONY: check-isolation bench-simulate bench-crowd
+.PHONY: fault-full fuzz fuzz-built check-isolation bench-simulate bench-crowd
 check-isolation: $(B)/aprd $(B)/tests/system/test_isolation
 	APR_ISOLATION_S=$(S) $(B)/tests/system/test_isolation
 bench-simulate: $(B)/bench/bench_simulate
