@@ -20,7 +20,7 @@ check-built: all tests benches
 # aprctl/test_conform takes minutes there too; its rings and its daemon are those of test_cli and tests/daemon.
 SAN_ENV := ASAN_OPTIONS=detect_leaks=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:suppressions=tests/tsan.supp
-TSAN_LEAVES_OUT := aprctl/test_conform engine/test_arch engine/test_forward_golden engine/test_same_bits engine/test_two_steps \
+TSAN_LEAVES_OUT := fuzz/test_fuzz aprctl/test_conform engine/test_arch engine/test_forward_golden engine/test_same_bits engine/test_two_steps \
 	kernels/test_attention kernels/test_dequant kernels/test_linear kernels/test_math kernels/test_ops kernels/test_sample \
 	template/test_golden template/test_limits model/test_fields model/test_gguf model/test_golden model/test_pretok
 SAN_TESTS := $(filter-out $(if $(findstring thread,$(SAN)),$(TSAN_LEAVES_OUT:%=$(B)/tests/%)),$(TEST_PROGS))
