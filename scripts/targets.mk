@@ -29,7 +29,7 @@ check-san: all tests
 
 # CASE 11 at length: ten minutes unless S says another number of seconds
 S ?= 600
-.PHONY: fault-full fuzz fuzz-built check-isolation bench-simulate bench-crowd
+.PHONY: check-isolation bench-simulate bench-crowd
 check-isolation: $(B)/aprd $(B)/tests/system/test_isolation
 	APR_ISOLATION_S=$(S) $(B)/tests/system/test_isolation
 bench-simulate: $(B)/bench/bench_simulate
@@ -37,6 +37,31 @@ bench-simulate: $(B)/bench/bench_simulate
 	$(B)/bench/bench_simulate
 bench-crowd: $(B)/aprd $(B)/bench/bench_crowd
 	$(B)/bench/bench_crowd
+
+# Every call of aprd that can fail, each once (minutes); check has the first, second and last of each stack
+fault-full: all $(B)/tests/fault/test_fault
+	APR_FAULT=full $(B)/tests/fault/test_fault
+
+# libFuzzer over each target of tests/fuzz for FUZZ_SECONDS, with address and undefined sanitizers; what it finds new is
+# kept in build/fuzz/NAME, and the lines that were met are told at the end.
+FUZZ_TARGETS := gguf tokens sqe hello config
+FUZZ_SECONDS ?= 60
+FUZZ_LINES_gguf := model/gguf.c model/gguf_parse.c model/arch.c model/arch_weights.c model/tok_load.c
+FUZZ_LINES_tokens := model/tok_bpe.c model/tok_spm.c model/tok_special.c model/tokenizer.c model/pretok.c
+FUZZ_LINES_sqe := shm/check.c
+FUZZ_LINES_hello := shm/check.c shm/wire.c
+FUZZ_LINES_config := daemon/config.c
+fuzz:
+	@$(MAKE) --no-print-directory CC=clang SAN=fuzzer-no-link,address,undefined \
+		CFLAGS="-fprofile-instr-generate -fcoverage-mapping" fuzz-built
+fuzz-built: $(FUZZ_TARGETS:%=$(B)/fuzz/%)
+	@for t in $(FUZZ_TARGETS); do scripts/fuzz $(B)/fuzz/$$t tests/fuzz/corpus/$$t build/fuzz/$$t $(FUZZ_SECONDS) || exit 1; done
+	@$(foreach t,$(FUZZ_TARGETS),scripts/fuzz --lines $(B)/fuzz/$(t) build/fuzz/$(t) $(FUZZ_LINES_$(t));)
+$(FUZZ_TARGETS:%=$(B)/fuzz/%): $(B)/fuzz/%: $(B)/libtestsupport.a $(DAEMON_ARCHIVES)
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -fsanitize=fuzzer,address,undefined -fprofile-instr-generate -Wl,--defsym=LLVMFuzzerTestOneInput=fuzz_$* \
+		-Wl,-u,fuzz_$* -o $@ -Wl,--start-group $^ -Wl,--end-group -pthread $(DAEMON_LIBS) -lcunit
 
 demo: setup
 	@scripts/get-model smollm2-135m >/dev/null

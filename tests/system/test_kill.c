@@ -285,8 +285,99 @@ static void kill9_with_all_asleep(void)
 	printf("worst %.0f ms ", worst * 1e3);
 }
 
+/* ---- files and processes under its feet ------------------------------------------------------------- */
+
+static void cut_cache(void)
+{
+	char path[600];
+	struct dirent *e;
+
+	snprintf(path, sizeof(path), "%s/aprd", apr_test_tmpdir());
+	DIR *dir = opendir(path);
+	while (dir && (e = readdir(dir))) {
+		snprintf(path, sizeof(path), "%s/aprd/%s", apr_test_tmpdir(), e->d_name);
+		if (strstr(e->d_name, ".panels"))
+			CU_ASSERT_EQUAL(truncate(path, 5000), 0);
+	}
+	if (dir)
+		closedir(dir);
+}
+
+/* Packed weights are mapped: the worker may fall over them (SIGBUS), never aprd; the file is made again. */
+static void a_cache_file_cut_while_mapped(void)
+{
+	struct text before, after;
+	struct daemon d;
+
+	CU_ASSERT_TRUE_FATAL(daemon_start(&d, "cut", NULL));
+	struct apr *c = join(&d, APR_CONNECT_RECONNECT);
+	CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+	CU_ASSERT_EQUAL(answer(c, 5, &before), 0);
+	cut_cache();
+	CU_ASSERT_EQUAL(answer(c, 5, &after), 0); /* replayed in the worker that comes after */
+	CU_ASSERT_STRING_EQUAL(before.s, after.s);
+	CU_ASSERT_EQUAL(status_number(&d, "pid"), (long)d.pid);
+	apr_close(c);
+	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
+}
+
+static void a_model_file_cut_while_mapped(void)
+{
+	struct tiny_spec spec = { .n_embd = 64, .n_ff = 128, .n_heads = 2, .n_kv_heads = 1, .head_dim = 32, .seed = 9 };
+	char path[160];
+	struct text before, after;
+	struct daemon d;
+
+	snprintf(path, sizeof(path), "%s/cut.gguf", apr_test_tmpdir());
+	CU_ASSERT_EQUAL_FATAL(apr_test_write_tiny_model(path, &spec), 0);
+	daemon_name(&d, "cutmodel");
+	const char *args[] = { "-m", path, "-s", d.sock, "-t", "1", NULL };
+	daemon_spawn(&d, args);
+	CU_ASSERT_TRUE_FATAL(daemon_ready(&d));
+	struct apr *c = join(&d, 0);
+	CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+	CU_ASSERT_EQUAL(answer(c, 5, &before), 0);
+	CU_ASSERT_EQUAL(truncate(path, 1000), 0);
+	CU_ASSERT_EQUAL(answer(c, 5, &after), 0); /* what is needed of it was copied or packed at load */
+	CU_ASSERT_STRING_EQUAL(before.s, after.s);
+	CU_ASSERT_EQUAL(status_number(&d, "restarts"), 0);
+	apr_close(c);
+	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
+}
+
+static void stopped_and_continued(void)
+{
+	struct text before, after;
+	struct daemon d;
+
+	CU_ASSERT_TRUE_FATAL(daemon_start(&d, "stopped", NULL));
+	struct apr *c = join(&d, 0);
+	CU_ASSERT_PTR_NOT_NULL_FATAL(c);
+	CU_ASSERT_EQUAL(answer(c, 5, &before), 0);
+	pid_t worker = (pid_t)status_number(&d, "worker_pid");
+	pid_t waker = fork();
+	if (!waker) {
+		kill(worker, SIGSTOP);
+		kill(d.pid, SIGSTOP);
+		sleep_ms(400);
+		kill(worker, SIGCONT);
+		kill(d.pid, SIGCONT);
+		_exit(0);
+	}
+	sleep_ms(50);
+	CU_ASSERT_EQUAL(answer(c, 5, &after), 0);
+	CU_ASSERT_STRING_EQUAL(before.s, after.s);
+	waitpid(waker, NULL, 0);
+	CU_ASSERT_EQUAL(status_number(&d, "restarts"), 0);
+	apr_close(c);
+	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
+}
+
 static const struct apr_test tests[] = {
 	{ "kill9_under_load", kill9_under_load, 0 },
 	{ "kill9_with_all_asleep", kill9_with_all_asleep, KEEPS_HEAP }, /* threads' stacks */
+	{ "a_cache_file_cut_while_mapped", a_cache_file_cut_while_mapped, 0 },
+	{ "a_model_file_cut_while_mapped", a_model_file_cut_while_mapped, 0 },
+	{ "stopped_and_continued", stopped_and_continued, 0 },
 };
 TEST_MAIN("system/kill", tests)
