@@ -155,9 +155,10 @@ static void warmup(struct worker *w, struct conn *k, json_t *j)
 		worker_warm(w, json_string_value(model), json_string_value(kind), (uint32_t)n, k->id);
 }
 
-static void status(struct worker *w, struct conn *k)
+/* {"config": true} asks for the settings instead. */
+static void status(struct worker *w, struct conn *k, json_t *j)
 {
-	char *text = status_json(w, NULL);
+	char *text = json_is_true(json_object_get(j, "config")) ? settings_json(w) : status_json(w, NULL);
 
 	say(w, k, APR_FRAME_STATUS, text ? 0 : -ENOMEM, text ? text : "no memory");
 	free(text);
@@ -174,7 +175,7 @@ void admin_frame(struct worker *w, struct conn *k, const struct apr_frame *f, co
 		return;
 	}
 	switch (f->type) {
-	case APR_FRAME_STATUS: status(w, k); break;
+	case APR_FRAME_STATUS: status(w, k, j); break;
 	case APR_FRAME_LOAD: load(w, k, j); break;
 	case APR_FRAME_UNLOAD: unload(w, k, j); break;
 	case APR_FRAME_WARMUP: warmup(w, k, j); break;

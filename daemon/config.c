@@ -22,29 +22,78 @@
 
 static struct {
 	const char *file; /* sections that stand only once do not know it */
+	int told;         /* the mistakes up to this line are told */
+	int last;         /* line of the last one */
+	unsigned mistakes;
 } reading;
 
 static void tell(cfg_t *cfg, const char *fmt, va_list ap)
 {
 	char line[512];
 
+	reading.mistakes++;
+	if (cfg && cfg->line && cfg->line <= reading.told)
+		return;
 	vsnprintf(line, sizeof(line), fmt, ap);
 	if (cfg && cfg->line)
-		log_error("%s:%d: %s", reading.file, cfg->line, line);
+		log_error("%s:%d: %s%s", reading.file, cfg->line, line,
+			  strncmp(line, "no such option", 14) ? "" : ": see CONFIGURATION in aprd(8) for those there are");
 	else
-		log_error("%s", line);
+		log_error("%s: %s", reading.file, line);
+	reading.last = cfg ? cfg->line : 0;
+}
+
+/* What checks find is counted and told, and the file is read on: every mistake is told at once. */
+
+/* A setting outside sections, and those of sections that are named as one of the table. */
+static int check_row(cfg_t *cfg, cfg_opt_t *opt)
+{
+	const struct option_row *r = option_named(opt->name);
+	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
+	struct options scratch;
+	char want[128];
+
+	options_init(&scratch);
+	int e = s ? option_set(&scratch, r, s, FROM_FILE) : -EINVAL;
+	if (e == -ENOMEM) {
+		cfg_error(cfg, "%s: no memory", opt->name);
+	} else if (e) {
+		option_expects(r, want, sizeof(want));
+		cfg_error(cfg, "%s: expected %s, not \"%s\"", opt->name, want, s ? s : "");
+	}
+	options_free(&scratch);
+	return 0;
+}
+
+static int check_like(cfg_t *cfg, cfg_opt_t *opt, const char *name)
+{
+	const struct option_row *r = option_named(name);
+	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
+	struct options scratch;
+	char want[128];
+
+	options_init(&scratch);
+	if (s && *s && option_set(&scratch, r, s, FROM_FILE)) {
+		option_expects(r, want, sizeof(want));
+		cfg_error(cfg, "%s: expected %s, not \"%s\"", opt->name, want, s);
+	}
+	options_free(&scratch);
+	return 0;
 }
 
 static int check_size(cfg_t *cfg, cfg_opt_t *opt)
 {
-	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
-	uint64_t bytes;
+	return check_like(cfg, opt, "kv-mem");
+}
 
-	if (s && *s && options_size(s, &bytes)) {
-		cfg_error(cfg, "%s: not a size: %s", opt->name, s);
-		return -1;
-	}
-	return 0;
+static int check_mode(cfg_t *cfg, cfg_opt_t *opt)
+{
+	return check_like(cfg, opt, "socket-mode");
+}
+
+static int check_group(cfg_t *cfg, cfg_opt_t *opt)
+{
+	return check_like(cfg, opt, "socket-group");
 }
 
 static int check_count(cfg_t *cfg, cfg_opt_t *opt)
@@ -52,43 +101,7 @@ static int check_count(cfg_t *cfg, cfg_opt_t *opt)
 	long v = cfg_opt_getnint(opt, cfg_opt_size(opt) - 1);
 
 	if (v < 0 || v > 0x7fffffff) {
-		cfg_error(cfg, "%s: out of range: %ld", opt->name, v);
-		return -1;
-	}
-	return 0;
-}
-
-static int check_mode(cfg_t *cfg, cfg_opt_t *opt)
-{
-	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
-	char *end;
-
-	if (s && *s && (strtoul(s, &end, 8) > 0777 || *end)) {
-		cfg_error(cfg, "%s: not an octal mode: %s", opt->name, s);
-		return -1;
-	}
-	return 0;
-}
-
-static int check_group(cfg_t *cfg, cfg_opt_t *opt)
-{
-	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
-
-	if (s && *s && !getgrnam(s)) {
-		cfg_error(cfg, "%s: no such group: %s", opt->name, s);
-		return -1;
-	}
-	return 0;
-}
-
-static int check_share(cfg_t *cfg, cfg_opt_t *opt)
-{
-	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
-	enum share_mode mode;
-
-	if (s && options_share(s, &mode)) {
-		cfg_error(cfg, "%s: not one of user, all, session, none: %s", opt->name, s);
-		return -1;
+		cfg_error(cfg, "%s: expected a number from 0 to 2147483647, not %ld", opt->name, v);
 	}
 	return 0;
 }
@@ -120,8 +133,7 @@ static int check_who(cfg_t *cfg, cfg_opt_t *opt)
 	uint32_t id;
 
 	if (id_of(name, !strcmp(opt->name, "group"), &id)) {
-		cfg_error(cfg, "%s: neither known here nor a number: \"%s\"", opt->name, name ? name : "");
-		return -1;
+		cfg_error(cfg, "%s: expected a name that is known here, or a number, not \"%s\"", opt->name, name ? name : "");
 	}
 	return 0;
 }
@@ -131,70 +143,7 @@ static int check_weight(cfg_t *cfg, cfg_opt_t *opt)
 	long v = cfg_opt_getnint(opt, cfg_opt_size(opt) - 1);
 
 	if (v < 1 || v > 1000) {
-		cfg_error(cfg, "%s: not from 1 to 1000: %ld", opt->name, v);
-		return -1;
-	}
-	return 0;
-}
-
-static int check_word(cfg_t *cfg, cfg_opt_t *opt)
-{
-	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
-	enum poll_mode mode;
-	enum log_level level;
-
-	if (!s || !*s)
-		return 0;
-	if (!strcmp(opt->name, "poll") ? options_poll(s, &mode) : log_parse_level(s, &level)) {
-		cfg_error(cfg, "%s: not one of %s: %s", opt->name,
-			  !strcmp(opt->name, "poll") ? "auto, always, never" : "warn, info, debug", s);
-		return -1;
-	}
-	return 0;
-}
-
-static int check_gpu(cfg_t *cfg, cfg_opt_t *opt)
-{
-	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
-	struct options scratch;
-
-	options_init(&scratch);
-	if (s && *s && options_gpu_mem(&scratch, s)) {
-		cfg_error(cfg, "%s: neither a size nor a percentage: %s", opt->name, s);
-		return -1;
-	}
-	return 0;
-}
-
-static int check_fused(cfg_t *cfg, cfg_opt_t *opt)
-{
-	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
-	struct options scratch;
-
-	options_init(&scratch);
-	if (!s || options_fused_rows(&scratch, s)) {
-		cfg_error(cfg, "%s: neither a number of rows nor auto: %s", opt->name, s ? s : "");
-		return -1;
-	}
-	return 0;
-}
-
-/* Settings whose value is a name: what is not set stays unset, what is set to nothing is refused. */
-static int check_name(cfg_t *cfg, cfg_opt_t *opt)
-{
-	static const struct { const char *name; int (*check)(const char *); const char *what; } names[] = {
-		{ "socket", options_socket, "not a path that a socket can have" },
-		{ "backend", options_backend, "not one of auto, cpu, cuda, cuda:N" },
-		{ "route", options_route, "not auto, and not the name of a route" },
-		{ "kv-type", options_kv_type, "not one of f16, f32, bf16" },
-	};
-	const char *s = cfg_opt_getnstr(opt, cfg_opt_size(opt) - 1);
-
-	for (size_t i = 0; s && i < sizeof(names) / sizeof(names[0]); i++) {
-		if (!strcmp(opt->name, names[i].name) && names[i].check(s)) {
-			cfg_error(cfg, "%s: %s: \"%s\"", opt->name, names[i].what, s);
-			return -1;
-		}
+		cfg_error(cfg, "%s: expected a number from 1 to 1000, not %ld", opt->name, v);
 	}
 	return 0;
 }
@@ -204,8 +153,7 @@ static int check_listener(cfg_t *cfg, cfg_opt_t *opt)
 	const char *path = cfg_title(cfg_opt_getnsec(opt, cfg_opt_size(opt) - 1));
 
 	if (!path || options_socket(path)) {
-		cfg_error(cfg, "listener: not a path that a socket can have: \"%s\"", path ? path : "");
-		return -1;
+		cfg_error(cfg, "listener: expected a path that a socket can have, not \"%s\"", path ? path : "");
 	}
 	return 0;
 }
@@ -306,51 +254,20 @@ static int take_models(struct options *o, cfg_t *cfg)
 	return 0;
 }
 
-static int take_string(char **slot, const char *value)
-{
-	return value && *value ? options_set(slot, value) : 0;
-}
-
 static int take(struct options *o, cfg_t *cfg)
 {
 	int e = 0;
 
-	for (unsigned i = 0; i < cfg_size(cfg, "model") && !e; i++)
-		e = options_add_model(o, cfg_getnstr(cfg, "model", i));
+	for (size_t i = 0; i < option_rows && !e; i++) {
+		const struct option_row *r = &option_table[i];
+		unsigned n = r->in & IN_FILE ? cfg_size(cfg, r->name) : 0;
+		for (unsigned k = 0; k < n && !e; k++)
+			e = option_set(o, r, cfg_getnstr(cfg, r->name, k), FROM_FILE);
+	}
 	for (unsigned i = 0; i < cfg_size(cfg, "listener") && !e; i++)
 		e = take_listener(o, cfg_getnsec(cfg, "listener", i));
-	if (!e)
-		e = take_string(&o->socket, cfg_getstr(cfg, "socket"));
-	if (!e)
-		e = take_string(&o->backend, cfg_getstr(cfg, "backend"));
-	if (!e)
-		e = take_string(&o->route, cfg_getstr(cfg, "route"));
-	if (!e)
-		e = take_string(&o->kv_type, cfg_getstr(cfg, "kv-type"));
-	if (!e)
-		e = take_string(&o->cache_dir, cfg_getstr(cfg, "cache-dir"));
 	if (e)
 		return e;
-	o->n_ctx = (uint32_t)cfg_getint(cfg, "context");
-	o->threads = (uint32_t)cfg_getint(cfg, "threads");
-	o->chunk = (uint32_t)cfg_getint(cfg, "chunk");
-	if (*cfg_getstr(cfg, "kv-mem"))
-		options_size(cfg_getstr(cfg, "kv-mem"), &o->kv_mem);
-	if (*cfg_getstr(cfg, "gpu-mem"))
-		options_gpu_mem(o, cfg_getstr(cfg, "gpu-mem"));
-	options_fused_rows(o, cfg_getstr(cfg, "fused-rows"));
-	o->no_graphs = cfg_getbool(cfg, "no-graphs");
-	options_poll(cfg_getstr(cfg, "poll"), &o->poll);
-	log_parse_level(cfg_getstr(cfg, "log-level"), &o->log_level);
-	o->drain_ms = (uint32_t)cfg_getint(cfg, "drain-ms");
-	o->hello_ms = (uint32_t)cfg_getint(cfg, "hello-ms");
-	o->park_pages_ms = (uint32_t)cfg_getint(cfg, "park-pages-ms");
-	o->park_end_ms = (uint32_t)cfg_getint(cfg, "park-end-ms");
-	o->socket_mode = (mode_t)strtoul(cfg_getstr(cfg, "socket-mode"), NULL, 8);
-	o->socket_group = group_of(cfg_getstr(cfg, "socket-group"));
-	o->step_ms = (uint32_t)cfg_getint(cfg, "step-ms");
-	options_share(cfg_getstr(cfg, "share-prefixes"), &o->share);
-	o->keep_alive = (uint32_t)cfg_getint(cfg, "keep-alive");
 	take_limits(&o->limits, cfg_getsec(cfg, "limits"));
 	take_size(&o->limits.all_regions, cfg_getsec(cfg, "limits"), "all-regions");
 	e = take_rules(o, cfg, "user");
@@ -425,6 +342,67 @@ static void check_limits(cfg_t *cfg, const char *section)
 	cfg_set_validate_func(cfg, path, check_weight);
 }
 
+static void set_checks(cfg_t *cfg)
+{
+	for (size_t i = 0; i < option_rows; i++)
+		if (option_table[i].in & IN_FILE)
+			cfg_set_validate_func(cfg, option_table[i].name, check_row);
+	check_limits(cfg, "limits");
+	check_limits(cfg, "user");
+	check_limits(cfg, "group");
+	cfg_set_validate_func(cfg, "limits|all-regions", check_size);
+	cfg_set_validate_func(cfg, "user", check_who);
+	cfg_set_validate_func(cfg, "group", check_who);
+	cfg_set_validate_func(cfg, "for-model|share-prefixes", check_row);
+	cfg_set_validate_func(cfg, "for-model|keep-alive", check_count);
+	cfg_set_validate_func(cfg, "listener", check_listener);
+	cfg_set_validate_func(cfg, "listener|mode", check_mode);
+	cfg_set_validate_func(cfg, "listener|group", check_group);
+}
+
+/* The grammar stops at a line that it cannot read: that line goes, and the section that it opens, so that the rest is
+ * read, too. False: there is no such line. */
+static bool strike(char *text, int line)
+{
+	char *at = text;
+	int deep = 0;
+
+	for (int i = 1; at && i < line; i++)
+		at = strchr(at, '\n') ? strchr(at, '\n') + 1 : NULL;
+	if (!at || !*at)
+		return false;
+	for (; *at && (*at != '\n' || deep > 0); at++) {
+		deep += (*at == '{') - (*at == '}');
+		if (*at != '\n')
+			*at = ' ';
+	}
+	return true;
+}
+
+/* One pass over the text. -EINVAL: mistakes, told. */
+static int parse(struct options *o, cfg_opt_t *opts, char *text)
+{
+	cfg_t *cfg = cfg_init(opts, CFGF_NONE);
+	int e = 0;
+
+	if (!cfg)
+		return -ENOMEM;
+	cfg_set_error_function(cfg, tell);
+	set_checks(cfg);
+	reading.mistakes = 0;
+	bool whole = cfg_parse_buf(cfg, text) == CFG_SUCCESS;
+	if (!whole && reading.last > reading.told && strike(text, reading.last))
+		e = -EAGAIN;
+	else if (!whole && !reading.mistakes) /* libconfuse tells why, but for memory */
+		e = -ENOMEM;
+	else if (!whole || reading.mistakes)
+		e = -EINVAL;
+	else
+		e = take(o, cfg);
+	cfg_free(cfg);
+	return e;
+}
+
 int config_read(struct options *o)
 {
 	/* what is not set stays: the defaults are options.c's, and a user's or group's those of limits */
@@ -438,31 +416,7 @@ int config_read(struct options *o)
 		CFG_STR("mode", "0660", CFGF_NONE),
 		CFG_END()
 	};
-	cfg_opt_t opts[] = {
-		CFG_STR_LIST("model", "{}", CFGF_NONE),
-		CFG_STR("socket", "", CFGF_NONE),
-		CFG_STR("socket-mode", "0660", CFGF_NONE),
-		CFG_STR("socket-group", "", CFGF_NONE),
-		CFG_STR("backend", "", CFGF_NONE),
-		CFG_INT("context", 0, CFGF_NONE),
-		CFG_INT("threads", 0, CFGF_NONE),
-		CFG_INT("chunk", 0, CFGF_NONE),
-		CFG_STR("route", "", CFGF_NONE),
-		CFG_STR("kv-type", "", CFGF_NONE),
-		CFG_STR("kv-mem", "", CFGF_NONE),
-		CFG_STR("gpu-mem", "", CFGF_NONE),
-		CFG_STR("fused-rows", "auto", CFGF_NONE),
-		CFG_BOOL("no-graphs", cfg_false, CFGF_NONE),
-		CFG_STR("poll", "auto", CFGF_NONE),
-		CFG_STR("log-level", "info", CFGF_NONE),
-		CFG_STR("cache-dir", "", CFGF_NONE),
-		CFG_INT("drain-ms", (long)o->drain_ms, CFGF_NONE),
-		CFG_INT("hello-ms", (long)o->hello_ms, CFGF_NONE),
-		CFG_INT("park-pages-ms", (long)o->park_pages_ms, CFGF_NONE),
-		CFG_INT("park-end-ms", (long)o->park_end_ms, CFGF_NONE),
-		CFG_INT("step-ms", (long)o->step_ms, CFGF_NONE),
-		CFG_INT("keep-alive", (long)o->keep_alive, CFGF_NONE),
-		CFG_STR("share-prefixes", "user", CFGF_NONE),
+	cfg_opt_t sections[] = {
 		CFG_SEC("limits", limits, CFGF_NONE),
 		CFG_SEC("user", rule, CFGF_MULTI | CFGF_TITLE | CFGF_NO_TITLE_DUPES),
 		CFG_SEC("group", rule, CFGF_MULTI | CFGF_TITLE | CFGF_NO_TITLE_DUPES),
@@ -470,55 +424,31 @@ int config_read(struct options *o)
 		CFG_SEC("listener", listener, CFGF_MULTI | CFGF_TITLE | CFGF_NO_TITLE_DUPES),
 		CFG_END()
 	};
-	static const char *const counts[] = { "context", "threads", "chunk", "drain-ms", "hello-ms",
-					      "park-pages-ms", "park-end-ms", "step-ms", "keep-alive", "for-model|keep-alive" };
-	static const char *const sizes[] = { "kv-mem", "limits|all-regions" };
-	static const char *const names[] = { "socket", "backend", "route", "kv-type" };
+	cfg_opt_t opts[OPTION_ROWS_MAX + sizeof(sections) / sizeof(sections[0])];
+	size_t n = 0;
 	char *text;
 	int e = slurp(o->config, &text);
 
 	if (e)
 		return e;
-	cfg_t *cfg = cfg_init(opts, CFGF_NONE);
-	if (!cfg) {
-		free(text);
-		log_error("%s: no memory to read it", o->config);
-		return -ENOMEM;
+	for (size_t i = 0; i < option_rows; i++) {
+		if (!strcmp(option_table[i].name, "model"))
+			opts[n++] = (cfg_opt_t)CFG_STR_LIST("model", NULL, CFGF_NODEFAULT);
+		else if (option_table[i].in & IN_FILE)
+			opts[n++] = (cfg_opt_t)CFG_STR(option_table[i].name, NULL, CFGF_NODEFAULT);
 	}
-	cfg_set_error_function(cfg, tell);
-	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
-		cfg_set_validate_func(cfg, counts[i], check_count);
-	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
-		cfg_set_validate_func(cfg, sizes[i], check_size);
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-		cfg_set_validate_func(cfg, names[i], check_name);
-	check_limits(cfg, "limits");
-	check_limits(cfg, "user");
-	check_limits(cfg, "group");
-	cfg_set_validate_func(cfg, "user", check_who);
-	cfg_set_validate_func(cfg, "group", check_who);
-	cfg_set_validate_func(cfg, "share-prefixes", check_share);
-	cfg_set_validate_func(cfg, "for-model|share-prefixes", check_share);
-	cfg_set_validate_func(cfg, "listener", check_listener);
-	cfg_set_validate_func(cfg, "gpu-mem", check_gpu);
-	cfg_set_validate_func(cfg, "fused-rows", check_fused);
-	cfg_set_validate_func(cfg, "socket-mode", check_mode);
-	cfg_set_validate_func(cfg, "listener|mode", check_mode);
-	cfg_set_validate_func(cfg, "socket-group", check_group);
-	cfg_set_validate_func(cfg, "listener|group", check_group);
-	cfg_set_validate_func(cfg, "poll", check_word);
-	cfg_set_validate_func(cfg, "log-level", check_word);
-
+	memcpy(opts + n, sections, sizeof(sections));
+	memset(&reading, 0, sizeof(reading));
 	reading.file = o->config;
-	if (cfg_parse_buf(cfg, text) != CFG_SUCCESS) {
-		e = -EINVAL;
-	} else {
-		e = take(o, cfg);
-		if (e)
-			log_error("%s: %s", o->config,
-				  e == -EINVAL ? "a model entry is not [NAME=]FILE" : strerror(-e));
+	bool sound = true;
+	while ((e = parse(o, opts, text)) == -EAGAIN) {
+		reading.told = reading.last;
+		sound = false;
 	}
-	cfg_free(cfg);
 	free(text);
+	if (!e && !sound) /* what was struck out was a mistake, too */
+		e = -EINVAL;
+	else if (e && e != -EINVAL)
+		log_error("%s: %s", o->config, strerror(-e));
 	return e;
 }

@@ -15,6 +15,7 @@
 #ifndef APRD_CORE_H
 #define APRD_CORE_H
 
+#include "daemon/metrics.h"
 #include "daemon/intake.h"
 #include "daemon/loop.h"
 #include "daemon/models.h"
@@ -25,6 +26,7 @@ enum { HOT_MAX = 64 };
 
 struct worker;
 
+/* what aprctl metrics prints beside these: metrics.h */
 struct totals { /* relaxed atomics: the io thread prints them */
 	uint64_t sqes, cqes, wakes, doorbells, parked, tokens, steps, step_ns_max, plan_ns, preempted, finished, failed;
 	uint32_t sessions, running, queued;
@@ -60,6 +62,7 @@ struct core {
 	struct mail drain, drain_now, drained, losing; /* from and to the io thread */
 	uint32_t drain_ms;
 	struct totals t;
+	struct metrics metrics;
 	struct apr_engine_info engine;
 	void (*on_drained)(void *io, struct mail *m);
 	void (*on_lost)(void *io, struct mail *m);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Owns: the option table and its reading. See options.h. */
+/* Owns: the command line, and parsers of values. The table is settings.c's. See options.h. */
 #include "daemon/options.h"
 #include "daemon/sockets.h"
 #include <errno.h>
@@ -10,38 +10,7 @@
 #include <string.h>
 #include <sys/un.h>
 
-enum {
-	OPT_ROUTE = 256,
-	OPT_KV_TYPE,
-	OPT_KV_MEM,
-	OPT_GPU_MEM,
-	OPT_FUSED,
-	OPT_NO_GRAPHS,
-	OPT_POLL,
-	OPT_CONFIG,
-	OPT_CHECK
-};
-
-const struct option_row option_table[] = {
-	{ 'm', "model", "[NAME=]FILE", "serve this GGUF file; may be given several times, the first is the default" },
-	{ 's', "socket", "SOCKET", "listen here" },
-	{ 'b', "backend", "NAME", "auto, cpu, cuda or cuda:N" },
-	{ 'c', "context", "TOKENS", "longest context; the model's own, at most 8192, unless given" },
-	{ 't', "threads", "N", "compute threads; all usable CPUs unless given" },
-	{ OPT_ROUTE, "route", "NAME", "how weights are read by prefill; f32 is the exact mode" },
-	{ OPT_KV_TYPE, "kv-type", "TYPE", "f16, f32 or bf16" },
-	{ OPT_KV_MEM, "kv-mem", "SIZE", "memory for keys and values, a model" },
-	{ OPT_GPU_MEM, "gpu-mem", "SIZE|N%", "device memory to take" },
-	{ OPT_FUSED, "fused-rows", "N|auto", "prompt rows up to which the fused kernel runs; auto is as measured" },
-	{ OPT_NO_GRAPHS, "no-graphs", NULL, "launch every kernel by itself" },
-	{ OPT_POLL, "poll", "WHEN", "auto, always or never: spin on the rings of active sessions" },
-	{ OPT_CONFIG, "config", "FILE", "read settings from FILE; the command line goes over it" },
-	{ OPT_CHECK, "check-config", NULL, "check the settings, say what is wrong, and end" },
-	{ 'v', "verbose", NULL, "log more" },
-	{ 'V', "version", NULL, "print the version and end" },
-	{ 'h', "help", NULL, "print this and end" },
-};
-const size_t option_rows = sizeof(option_table) / sizeof(option_table[0]);
+enum { LONG_ONLY = 256 }; /* getopt's value of a row without a letter: this and its number */
 
 void options_init(struct options *o)
 {
@@ -90,14 +59,17 @@ void options_help(FILE *out)
 		const struct option_row *r = &option_table[i];
 		char left[48];
 
-		if (r->val < 256)
-			snprintf(left, sizeof(left), "-%c, --%s%s%s", r->val, r->name, r->arg ? " " : "",
-				 r->arg ? r->arg : "");
-		else
-			snprintf(left, sizeof(left), "    --%s%s%s", r->name, r->arg ? " " : "", r->arg ? r->arg : "");
+		if (!(r->in & IN_LINE))
+			continue;
+		snprintf(left, sizeof(left), r->letter ? "-%c, --%s%s%s" : "%c   --%s%s%s", r->letter ? r->letter : ' ', r->name,
+			 r->arg ? " " : "", r->arg ? r->arg : "");
 		fprintf(out, "  %-26s %s\n", left, r->help);
 	}
-	fputs("\nSee aprd(8).\n", out);
+	fputs("\nOnly in the file:", out);
+	for (size_t i = 0; i < option_rows; i++)
+		if (!(option_table[i].in & IN_LINE))
+			fprintf(out, " %s", option_table[i].name);
+	fputs(".\nSee aprd(8).\n", out);
 }
 
 int options_set(char **slot, const char *value)
@@ -178,35 +150,6 @@ int options_size(const char *s, uint64_t *bytes)
 	return 0;
 }
 
-int options_gpu_mem(struct options *o, const char *s)
-{
-	char *end;
-	unsigned long v = strtoul(s, &end, 10);
-
-	if (end != s && !strcmp(end, "%")) {
-		if (v < 1 || v > 100 || *s == '-')
-			return -EINVAL;
-		o->gpu_percent = (uint32_t)v;
-		o->gpu_mem = 0;
-		return 0;
-	}
-	o->gpu_percent = 0;
-	return options_size(s, &o->gpu_mem);
-}
-
-int options_poll(const char *s, enum poll_mode *mode)
-{
-	static const char *const names[] = { "auto", "always", "never" };
-
-	for (int i = 0; i < 3; i++) {
-		if (!strcmp(s, names[i])) {
-			*mode = (enum poll_mode)i;
-			return 0;
-		}
-	}
-	return -EINVAL;
-}
-
 const char *const share_names[] = { "user", "all", "session", "none" };
 
 int options_share(const char *s, enum share_mode *mode)
@@ -240,36 +183,6 @@ struct model_rule options_model(const struct options *o, const char *model)
 	return (struct model_rule){ NULL, o->share, o->keep_alive };
 }
 
-static int one_of(const char *s, const char *const *names)
-{
-	while (*names && strcmp(s, *names) != 0)
-		names++;
-	return *names ? 0 : -EINVAL;
-}
-
-int options_backend(const char *s)
-{
-	static const char *const names[] = { "auto", "cpu", "cuda", NULL };
-	size_t digits = strncmp(s, "cuda:", 5) ? 0 : strspn(s + 5, "0123456789");
-
-	return digits && digits < 5 && !s[5 + digits] && strtoul(s + 5, NULL, 10) < 1024 ? 0 : one_of(s, names);
-}
-
-int options_route(const char *s)
-{
-	/* of enum apr_route_id; which of them a backend has is its own matter, when it starts */
-	static const char *const names[] = { "auto", "f32", "quant", "fp16", "fp8", "fp8-fast", "fused", "int16", NULL };
-
-	return one_of(s, names);
-}
-
-int options_kv_type(const char *s)
-{
-	static const char *const names[] = { "f16", "f32", "bf16", NULL };
-
-	return one_of(s, names);
-}
-
 int options_socket(const char *s)
 {
 	char admin[sizeof(((struct sockaddr_un *)0)->sun_path)];
@@ -279,79 +192,38 @@ int options_socket(const char *s)
 	return strlen(s) >= sizeof(admin) || sockets_admin_path(s, admin, sizeof(admin)) ? -ENAMETOOLONG : 0;
 }
 
-static int number(const char *s, uint32_t max, uint32_t *out)
-{
-	char *end;
-
-	if (*s < '0' || *s > '9')
-		return -EINVAL;
-	errno = 0;
-	unsigned long long v = strtoull(s, &end, 10);
-	if (errno || *end || v > max)
-		return -EINVAL;
-	*out = (uint32_t)v;
-	return 0;
-}
-
-static int set_sound(char **slot, const char *arg, int (*check)(const char *))
-{
-	int e = check(arg);
-
-	return e ? e : options_set(slot, arg);
-}
-
-int options_fused_rows(struct options *o, const char *s)
-{
-	uint32_t n = 0;
-	int e = strcmp(s, "auto") ? number(s, 65536, &n) : 0;
-
-	if (!e)
-		o->fused_rows = strcmp(s, "auto") ? (int32_t)n : -1;
-	return e;
-}
-
-/* One option of the command line. 0 or -errno. */
-static int apply(struct options *o, int val, const char *arg)
-{
-	switch (val) {
-	case 'm': return options_add_model(o, arg);
-	case 's': return set_sound(&o->socket, arg, options_socket);
-	case 'b': return set_sound(&o->backend, arg, options_backend);
-	case 'c': return number(arg, UINT32_MAX - 1, &o->n_ctx);
-	case 't': return number(arg, 4096, &o->threads);
-	case OPT_ROUTE: return set_sound(&o->route, arg, options_route);
-	case OPT_KV_TYPE: return set_sound(&o->kv_type, arg, options_kv_type);
-	case OPT_KV_MEM: return options_size(arg, &o->kv_mem);
-	case OPT_GPU_MEM: return options_gpu_mem(o, arg);
-	case OPT_FUSED: return options_fused_rows(o, arg);
-	case OPT_NO_GRAPHS: o->no_graphs = true; return 0;
-	case OPT_POLL: return options_poll(arg, &o->poll);
-	case OPT_CHECK: o->check_config = true; return 0;
-	case 'v': o->verbose = true; o->log_level = LOG_LEVEL_DEBUG; return 0;
-	default: return 0;
-	}
-}
-
 struct tables {
-	char shorts[64];
-	struct option longs[32];
+	char shorts[2 * OPTION_ROWS_MAX + 2];
+	struct option longs[OPTION_ROWS_MAX + 1];
 };
 
 static void make_tables(struct tables *t)
 {
-	size_t s = 0;
+	size_t s = 0, n = 0;
 
 	memset(t, 0, sizeof(*t));
 	t->shorts[s++] = ':'; /* our own words for what is wrong */
 	for (size_t i = 0; i < option_rows; i++) {
 		const struct option_row *r = &option_table[i];
-		t->longs[i] = (struct option){ r->name, r->arg ? required_argument : no_argument, NULL, r->val };
-		if (r->val < 256) {
-			t->shorts[s++] = (char)r->val;
+		if (!(r->in & IN_LINE))
+			continue;
+		t->longs[n++] = (struct option){ r->name, r->arg ? required_argument : no_argument, NULL, LONG_ONLY + (int)i };
+		if (r->letter) {
+			t->shorts[s++] = r->letter;
 			if (r->arg)
 				t->shorts[s++] = ':';
 		}
 	}
+}
+
+static const struct option_row *row_of(int val)
+{
+	if (val >= LONG_ONLY)
+		return &option_table[val - LONG_ONLY];
+	for (size_t i = 0; i < option_rows; i++)
+		if (option_table[i].letter == val)
+			return &option_table[i];
+	return NULL;
 }
 
 static int usage(const char *what, const char *which)
@@ -372,28 +244,25 @@ static int pass(struct options *o, int argc, char **argv, bool apply_all)
 		int e = 0;
 		if (val == '?' || val == ':')
 			return usage(val == ':' ? "an argument is missing after" : "unknown option", argv[optind - 1]);
-		if (val == 'h') {
+		const struct option_row *r = row_of(val);
+		if (r->letter == 'h') {
 			options_help(stdout);
 			return 1;
 		}
-		if (val == 'V') {
+		if (r->letter == 'V') {
 			puts("aprd " APR_VERSION);
 			return 1;
 		}
-		if (val == OPT_CONFIG)
-			e = options_set(&o->config, optarg);
-		else if (apply_all)
-			e = apply(o, val, optarg);
+		if (apply_all || !strcmp(r->name, "config"))
+			e = option_set(o, r, optarg, FROM_FLAG);
 		if (e == -ENOMEM) {
 			log_error("no memory for the options");
 			return e;
 		}
 		if (e) {
-			char what[128];
-			for (size_t i = 0; i < option_rows; i++)
-				if (option_table[i].val == val)
-					snprintf(what, sizeof(what), "not a value for --%s (%s):", option_table[i].name,
-						 option_table[i].arg);
+			char what[192], want[128];
+			option_expects(r, want, sizeof(want));
+			snprintf(what, sizeof(what), "--%s: expected %s, not", r->name, want);
 			return usage(what, *optarg ? optarg : "''");
 		}
 	}
@@ -419,6 +288,8 @@ int options_parse(struct options *o, int argc, char **argv)
 	o->models = NULL;
 	o->n_models = 0;
 	e = pass(o, argc, argv, true);
+	if (!o->socket && !o->n_listeners && getenv("APRD_SOCKET") && *getenv("APRD_SOCKET")) /* its place: sockets.c */
+		o->from[option_named("socket") - option_table] = FROM_ENVIRONMENT;
 	if (!o->n_models) {
 		free(o->models);
 		o->models = file_models;

@@ -2,8 +2,9 @@
 /*
  * What aprd is told to do: command line over configuration file over defaults.
  *
- * Owns: the one option table (getopt_long, --help and the man page's check live on
- * it), the values, their ranges. Does not own what they lead to.
+ * Owns: the one option table (settings.c: getopt_long, --help, the configuration file,
+ * `aprctl config`, the completions and the man page's check live on it: a new setting is
+ * one row), the values, their ranges. Does not own what they lead to.
  */
 #ifndef APRD_OPTIONS_H
 #define APRD_OPTIONS_H
@@ -56,7 +57,11 @@ struct model_rule { /* for the model of that name */
 	uint32_t keep_alive;
 };
 
+enum option_from { FROM_DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_FLAG };
+enum { OPTION_ROWS_MAX = 48 };
+
 struct options {
+	uint8_t from[OPTION_ROWS_MAX]; /* enum option_from, by row of option_table */
 	struct model_option *models;
 	size_t n_models;
 	char *socket; /* as given; NULL = the default rule */
@@ -83,12 +88,27 @@ struct options {
 	gid_t socket_group;
 };
 
+enum { IN_LINE = 1, IN_FILE = 2, IN_BOTH = 3, IN_LIVE = 4 }; /* where it may stand; IN_LIVE: a reload takes it over */
+
 struct option_row {
-	int val; /* the short option, or >= 256 */
-	const char *name, *arg, *help; /* long name or NULL; NULL = no argument */
+	const char *name, *arg, *help; /* arg NULL: without a value */
+	char letter;                   /* the short option, or 0 */
+	uint8_t in;
+	/* 0, -ENOMEM, or -EINVAL: then want says what was expected. arg NULL: the flag without a value. */
+	int (*set)(struct options *o, const struct option_row *r, const char *arg);
+	/* what is in force, as the file would say it; "" = not set */
+	void (*show)(const struct options *o, const struct option_row *r, char *out, size_t n);
+	size_t at;         /* of the value in struct options */
+	uint32_t max;      /* of a number */
+	const char *words; /* "a b c": what it may be, where it is one of a few */
+	const char *want;  /* what was expected, where words or max do not say it */
 };
 extern const struct option_row option_table[];
 extern const size_t option_rows;
+const struct option_row *option_named(const char *name);
+void option_expects(const struct option_row *r, char *out, size_t n);
+/* Sets one, and notes where it came from. */
+int option_set(struct options *o, const struct option_row *r, const char *arg, enum option_from from);
 
 void options_init(struct options *o);
 void options_free(struct options *o);
@@ -99,15 +119,9 @@ int options_parse(struct options *o, int argc, char **argv);
 /* Parts that config.c shares. 0 or -EINVAL, -ENOMEM. */
 int options_add_model(struct options *o, const char *arg); /* [NAME=]FILE */
 int options_size(const char *s, uint64_t *bytes);          /* 512M, 4G, 1048576 */
-int options_gpu_mem(struct options *o, const char *s);     /* SIZE or N% */
-int options_fused_rows(struct options *o, const char *s);  /* a count, or auto */
 int options_set(char **slot, const char *value);
-int options_poll(const char *s, enum poll_mode *mode);
 int options_share(const char *s, enum share_mode *mode);   /* user, all, session, none */
 extern const char *const share_names[];                    /* by enum share_mode */
-int options_backend(const char *s);                        /* auto, cpu, cuda, cuda:N */
-int options_route(const char *s);                          /* auto, or a route of some backend */
-int options_kv_type(const char *s);                        /* f16, f32, bf16 */
 int options_socket(const char *s);                         /* a path that a socket, and its admin socket, can have */
 
 /* What holds for one identity: its own rule, else the first of a group of its, else limits. */

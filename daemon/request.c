@@ -106,6 +106,7 @@ void request_finish(struct core *c, struct request *r, int err, enum apr_finish 
 	retire(c, r);
 	deliver_final(c, r, err, finish, why);
 	COUNT_ALL(c, finished, 1);
+	metrics_add(&c->metrics.outcomes[metrics_outcome(err)], 1);
 	if (err && err != -ECANCELED)
 		COUNT_ALL(c, failed, 1);
 	let_go(r);

@@ -45,6 +45,7 @@ struct run { /* one sample of a GENERATE, or a SCORE */
 	uint32_t *ids;  /* NO_STREAM */
 	uint32_t n_ids, cap_ids, sent_ids;
 	uint32_t prompt, cached;
+	uint64_t spoke; /* ns: its last token */
 };
 
 struct request {

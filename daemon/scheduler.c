@@ -474,8 +474,10 @@ static bool start_step(struct core *c, struct served *m)
 		struct run *run = run_of(p.part[i].run);
 		part[i] = (struct apr_step_part){ run->seq, p.part[i].rows };
 		count_pages(run, run->b.pages);
-		if (!run->r->started)
+		if (!run->r->started) {
 			run->r->started = c->now;
+			metrics_time(&c->metrics.queue, c->now - run->r->accepted);
+		}
 	}
 	submitted = apr_now_ns();
 	COUNT_ALL(c, plan_ns, submitted - began);
@@ -545,12 +547,23 @@ static enum apr_finish finish_of(const struct request *r, enum apr_record_end en
 	}
 }
 
+static void time_token(struct core *c, struct run *run)
+{
+	if (run->spoke)
+		metrics_time(&c->metrics.gap, c->now - run->spoke);
+	else if (!run->r->first)
+		metrics_time(&c->metrics.first, c->now - run->r->accepted);
+	run->spoke = c->now;
+}
+
 static void take_record(struct core *c, const struct apr_record *rec)
 {
 	struct run *run = rec->user;
 	struct request *r = run->r;
 	int e = 0;
 
+	if (rec->has_token && op_generates(r->sqe.op))
+		time_token(c, run);
 	if (!r->first)
 		r->first = c->now;
 	if (rec->has_token && op_generates(r->sqe.op) && rec->index >= r->view.n_resume)
@@ -581,6 +594,7 @@ static void step_over(struct core *c, struct served *m, bool failed)
 	if (failed)
 		return;
 	batch_done(&m->batch, s.decode_rows, s.prefill_rows, now - began);
+	metrics_time(&c->metrics.step, now - began);
 	if (now - began > c->t.step_ns_max)
 		__atomic_store_n(&c->t.step_ns_max, now - began, __ATOMIC_RELAXED);
 }

@@ -22,6 +22,7 @@ static void refuse(struct core *c, struct session *s, const struct apr_sqe *sqe,
 	}
 	deliver_entry(c, s, &e);
 	COUNT_ALL(c, failed, 1);
+	metrics_add(&c->metrics.refused, 1);
 }
 
 /* picked: when it was picked up; 0 = just now. */

@@ -216,6 +216,28 @@ static json_t *totals(const struct core *c)
 			 "plan_us", (json_int_t)(look(&t->plan_ns) / 1000));
 }
 
+static json_t *times_row(const struct times *t)
+{
+	json_t *counts = json_array();
+
+	for (int i = 0; i < TIMES; i++)
+		json_array_append_new(counts, number(look(&t->n[i])));
+	return json_pack("{s:I,s:o}", "sum_us", (json_int_t)(look(&t->sum_ns) / 1000), "counts", counts);
+}
+
+static json_t *metrics_rows(const struct metrics *m)
+{
+	static const char *const names[OUTCOMES] = { "ok", "cancelled", "timeout", "quota", "shutdown", "error" };
+	json_t *outcomes = json_object();
+
+	for (int i = 0; i < OUTCOMES; i++)
+		json_object_set_new(outcomes, names[i], number(look(&m->outcomes[i])));
+	json_object_set_new(outcomes, "refused", number(look(&m->refused)));
+	return json_pack("{s:o,s:i,s:o,s:o,s:o,s:o}", "outcomes", outcomes, "le_us", TIMES_FIRST_US, "step",
+			 times_row(&m->step), "queue", times_row(&m->queue), "first_token", times_row(&m->first),
+			 "inter_token", times_row(&m->gap));
+}
+
 char *status_json(struct worker *w, const struct identity *who)
 {
 	static const char *const states[] = { "starting", "loading", "ready", "degraded", "draining" };
@@ -246,7 +268,28 @@ char *status_json(struct worker *w, const struct identity *who)
 	json_object_set_new(o, "session_rows", session_rows(w, who));
 	json_object_set_new(o, "clients", client_rows(w, who));
 	json_object_set_new(o, "totals", totals(&w->core));
+	json_object_set_new(o, "metrics", metrics_rows(&w->core.metrics));
 	char *text = json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));
+	json_decref(o);
+	return text;
+}
+
+char *settings_json(const struct worker *w)
+{
+	static const char *const from[] = { "default", "file", "environment", "flag" };
+	json_t *rows = json_array();
+	char value[4096];
+
+	for (size_t i = 0; i < option_rows; i++) {
+		const struct option_row *r = &option_table[i];
+		if (!(r->in & IN_FILE))
+			continue;
+		r->show(&w->o, r, value, sizeof(value));
+		json_array_append_new(rows, json_pack("{s:s,s:s,s:s}", "name", r->name, "value", value, "from",
+						      from[w->o.from[i]]));
+	}
+	json_t *o = json_pack("{s:o,s:s}", "settings", rows, "file", w->o.config ? w->o.config : "");
+	char *text = json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII);
 	json_decref(o);
 	return text;
 }

@@ -367,6 +367,12 @@ int worker_reload(struct worker *w, char *err, size_t errlen)
 	} else {
 		w->o.hello_ms = fresh.hello_ms;
 		w->o.drain_ms = fresh.drain_ms;
+		w->o.park_pages_ms = fresh.park_pages_ms;
+		w->o.park_end_ms = fresh.park_end_ms;
+		w->o.log_level = fresh.log_level;
+		for (size_t i = 0; i < option_rows; i++)
+			if (option_table[i].in & IN_LIVE)
+				w->o.from[i] = fresh.from[i];
 		log_set_level(fresh.log_level);
 		r->m.fn = core_reload;
 		mailbox_post(&w->core.box, &r->m);

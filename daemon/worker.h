@@ -118,5 +118,6 @@ void admin_frame(struct worker *w, struct conn *k, const struct apr_frame *f, co
 
 /* status.c: malloc'ed JSON. who NULL: everything; else what that identity may see. */
 char *status_json(struct worker *w, const struct identity *who);
+char *settings_json(const struct worker *w); /* each setting, its value and where that came from; NULL: no memory */
 
 #endif

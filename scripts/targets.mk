@@ -108,6 +108,12 @@ install: all
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|; s|@VERSION@|$(VERSION)|' client/libaprclient.pc.in \
 		>$(DESTDIR)$(LIBDIR)/pkgconfig/libaprclient.pc
 	for page in man/*.[1-9]; do s=$${page##*.}; install -d $(DESTDIR)$(MANDIR)/man$$s; cp -P $$page $(DESTDIR)$(MANDIR)/man$$s/; done
+	install -d $(DESTDIR)$(DATADIR)/bash-completion/completions $(DESTDIR)$(DATADIR)/zsh/site-functions \
+		$(DESTDIR)$(DATADIR)/fish/vendor_completions.d
+	for p in aprd aprctl; do \
+		scripts/completions $$p $(B)/$$p bash >$(DESTDIR)$(DATADIR)/bash-completion/completions/$$p && \
+		scripts/completions $$p $(B)/$$p zsh >$(DESTDIR)$(DATADIR)/zsh/site-functions/_$$p && \
+		scripts/completions $$p $(B)/$$p fish >$(DESTDIR)$(DATADIR)/fish/vendor_completions.d/$$p.fish || exit 1; done
 	@$(if $(DESTDIR),:,scripts/linker-cache $(LIBDIR))
 uninstall:
 	rm -f $(DESTDIR)$(SBINDIR)/aprd $(DESTDIR)$(BINDIR)/aprctl $(DESTDIR)$(BINDIR)/apr-fake-daemon
@@ -115,6 +121,8 @@ uninstall:
 	rm -f $(DESTDIR)$(LIBDIR)/libaprclient* $(DESTDIR)$(LIBDIR)/pkgconfig/libaprclient.pc
 	rm -f $(patsubst man/%,$(DESTDIR)$(MANDIR)/man*/%,$(wildcard man/*.[1-9]))
 	rm -rf $(DESTDIR)$(INCLUDEDIR)/apr
+	for p in aprd aprctl; do rm -f $(DESTDIR)$(DATADIR)/bash-completion/completions/$$p \
+		$(DESTDIR)$(DATADIR)/zsh/site-functions/_$$p $(DESTDIR)$(DATADIR)/fish/vendor_completions.d/$$p.fish; done
 
 # Examples in C++ show that the headers can be used from there; built where there is a compiler for it
 ifeq ($(origin CXX),default)

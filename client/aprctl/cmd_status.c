@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 /* The admin socket knows all sessions; whoever may not use it gets the totals from the client socket. */
-static int fetch(struct ctl *c, json_t **out)
+int ctl_status(struct ctl *c, json_t **out)
 {
 	char client[256], path[256], err[256] = "";
 	struct apr_admin *a = NULL;
@@ -311,7 +311,7 @@ int cmd_status(struct ctl *c)
 
 	if (c->n_args)
 		return ctl_usage(c, "status takes no words");
-	status = fetch(c, &j);
+	status = ctl_status(c, &j);
 	if (status || !j)
 		return status;
 	if (c->json) {
@@ -357,7 +357,7 @@ int cmd_models(struct ctl *c)
 
 	if (c->n_args)
 		return ctl_usage(c, "models takes no words");
-	status = fetch(c, &j);
+	status = ctl_status(c, &j);
 	if (status || !j)
 		return status;
 	models = json_object_get(j, "models");

@@ -35,6 +35,8 @@ enum ctl_verb_id {
 	VERB_WARMUP,
 	VERB_DRAIN,
 	VERB_CANCEL,
+	VERB_CONFIG,
+	VERB_METRICS,
 	VERB_CAPTURE,
 	VERB_REPLAY,
 	VERB_CONFORM,
@@ -182,6 +184,9 @@ bool ctl_interrupted(void);
 bool ctl_terminated(void); /* SIGTERM, which ends a conversation too */
 int ctl_admin(const struct ctl *c, unsigned type, json_t *body, char **reply, int timeout_ms); /* takes body */
 
+/* cmd_status.c: the whole of what the daemon says of itself. CTL_OK, or said. */
+int ctl_status(struct ctl *c, json_t **out);
+int cmd_config(struct ctl *c), cmd_metrics(struct ctl *c);
 int cmd_status(struct ctl *c), cmd_models(struct ctl *c), cmd_ping(struct ctl *c), cmd_generate(struct ctl *c), cmd_chat(struct ctl *c),
 	cmd_score(struct ctl *c), cmd_tokenize(struct ctl *c), cmd_detokenize(struct ctl *c), cmd_load(struct ctl *c),
 	cmd_unload(struct ctl *c), cmd_warmup(struct ctl *c), cmd_drain(struct ctl *c), cmd_cancel(struct ctl *c),

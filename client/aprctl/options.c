@@ -68,6 +68,8 @@ const struct ctl_verb ctl_verbs[N_VERBS] = {
 	[VERB_WARMUP] = {"warmup", "", "run every recorded step once (admin)", cmd_warmup},
 	[VERB_DRAIN] = {"drain", "[--timeout SECONDS]", "finish what runs, then end (admin)", cmd_drain},
 	[VERB_CANCEL] = {"cancel", "SESSION [USER_DATA]", "cancel a session's requests (admin)", cmd_cancel},
+	[VERB_CONFIG] = {"config", "", "each setting, its value and where that came from (admin)", cmd_config},
+	[VERB_METRICS] = {"metrics", "", "figures in the Prometheus text format", cmd_metrics},
 	[VERB_CAPTURE] = {"capture", "FILE -- VERB...", "run a verb or a program and write all it says and hears to FILE",
 			  cmd_capture},
 	[VERB_REPLAY] = {"replay", "FILE", "say it again and compare the answers", cmd_replay},

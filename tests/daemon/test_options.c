@@ -226,15 +226,82 @@ static void the_man_page_knows_every_option(void)
 	CU_ASSERT_PTR_NOT_NULL_FATAL(text);
 	CU_ASSERT_TRUE(strlen(text) > 1000);
 	for (size_t i = 0; i < option_rows; i++) {
+		const struct option_row *r = &option_table[i];
 		char want[64];
-		snprintf(want, sizeof(want), "Fl -%s", option_table[i].name);
+		snprintf(want, sizeof(want), r->in & IN_LINE ? "Fl -%s" : ".It Cm %s\n", r->name);
 		CU_ASSERT_PTR_NOT_NULL(strstr(text, want));
 		if (!strstr(text, want))
-			fprintf(stderr, "aprd(8) does not tell of --%s\n", option_table[i].name);
-		snprintf(want, sizeof(want), "It Fl %c", option_table[i].val);
-		CU_ASSERT_TRUE(option_table[i].val >= 256 || strstr(text, want) != NULL);
+			fprintf(stderr, "aprd(8) does not tell of %s\n", r->name);
+		snprintf(want, sizeof(want), "It Fl %c", r->letter);
+		CU_ASSERT_TRUE(!r->letter || strstr(text, want) != NULL);
+	}
+	/* and the other way round: what it tells of is there */
+	for (const char *at = text; (at = strstr(at, "Fl -")) != NULL;) {
+		char name[64];
+		at += 4;
+		snprintf(name, sizeof(name), "%.*s", (int)strcspn(at, " \n"), at);
+		CU_ASSERT_PTR_NOT_NULL(option_named(name));
+		if (!option_named(name))
+			fprintf(stderr, "aprd(8) tells of --%s, which is not there\n", name);
 	}
 	free(text);
+}
+
+/* --help, the parser and the file take the rows of the table. */
+static void parser_help_and_file_agree(void)
+{
+	char help[8192];
+	FILE *f = fmemopen(help, sizeof(help), "w");
+	struct options o;
+
+	options_help(f);
+	fclose(f);
+	for (size_t i = 0; i < option_rows; i++) {
+		const struct option_row *r = &option_table[i];
+		char want[80], flag[64], text[200], shown[64] = "";
+		snprintf(want, sizeof(want), r->in & IN_LINE ? "--%s%s%s" : " %s%s%s", r->name, r->in & IN_LINE && r->arg ? " " : "",
+			 r->in & IN_LINE && r->arg ? r->arg : "");
+		CU_ASSERT_PTR_NOT_NULL(strstr(help, want));
+		/* a value that the row itself shows is one that both take */
+		options_init(&o);
+		if (r->show)
+			r->show(&o, r, shown, sizeof(shown));
+		options_free(&o);
+		if (!*shown || !r->arg)
+			continue;
+		snprintf(flag, sizeof(flag), "--%s", r->name);
+		CU_ASSERT_EQUAL(parse(&o, flag, shown, NULL), r->in & IN_LINE ? 0 : 2);
+		options_free(&o);
+		snprintf(text, sizeof(text), "%s = \"%s\"\n", r->name, shown);
+		CU_ASSERT_EQUAL(parse(&o, "--config", write_config(text), NULL), r->in & IN_FILE ? 0 : -EINVAL);
+		CU_ASSERT_EQUAL(o.from[i], r->in & IN_FILE ? FROM_FILE : FROM_DEFAULT);
+		options_free(&o);
+	}
+}
+
+/* One run names every mistake, each with its line and what was expected, past what the grammar cannot read. */
+static void every_mistake_is_told(void)
+{
+	struct daemon d;
+	const char *args[] = { "--config",
+			       write_config("threads = lots\nnonsense = 3\nunknown {\n poll = \"x\"\n}\npoll = \"sometimes\"\n"
+					    "limits {\n weight = 0\n}\nkv-mem = 12Q\n"),
+			       "--check-config", NULL };
+	static const char *const told[] = { ":1: threads: expected a number from 0 to 4096, not \"lots\"",
+					    ":2: no such option 'nonsense'", ":3: no such option 'unknown'",
+					    ":6: poll: expected one of auto, always, never, not \"sometimes\"",
+					    ":8: weight: expected a number from 1 to 1000, not 0",
+					    ":10: kv-mem: expected a size such as 512M or 4G, not \"12Q\"" };
+
+	daemon_name(&d, "mistakes");
+	daemon_spawn(&d, args);
+	CU_ASSERT_EQUAL(daemon_wait(&d, 10), 1);
+	for (size_t i = 0; i < sizeof(told) / sizeof(told[0]); i++) {
+		CU_ASSERT_TRUE(log_has(&d, told[i]));
+		if (!log_has(&d, told[i]))
+			fprintf(stderr, "not told: %s\n", told[i]);
+	}
+	CU_ASSERT_FALSE(log_has(&d, ":4:"));
 }
 
 static const struct apr_test tests[] = {
@@ -244,6 +311,8 @@ static const struct apr_test tests[] = {
 	{ "file_under_command_line", file_under_command_line, KEEPS_HEAP },
 	{ "file_errors_name_the_line", file_errors_name_the_line, KEEPS_HEAP },
 	{ "what_is_no_file_is_refused", what_is_no_file_is_refused, KEEPS_HEAP },
+	{ "parser_help_and_file_agree", parser_help_and_file_agree, KEEPS_HEAP },
+	{ "every_mistake_is_told", every_mistake_is_told, KEEPS_HEAP },
 	{ "the_man_page_knows_every_option", the_man_page_knows_every_option, 0 },
 };
 
