@@ -31,6 +31,9 @@ SBINDIR ?= $(PREFIX)/sbin
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 DATADIR ?= $(PREFIX)/share
+# /etc for a system's own prefix, as usual
+SYSCONFDIR ?= $(if $(filter /usr,$(PREFIX)),/etc,$(PREFIX)/etc)
+SYSTEMDDIR ?= $(PREFIX)/lib
 MANDIR ?= $(DATADIR)/man
 
 OPT ?= $(if $(SAN),-O1,-O2)

@@ -84,7 +84,8 @@ static void served_free(struct served *s)
 	free(s);
 }
 
-int served_load(struct models *m, const char *name, const char *path, struct served **out, char *err, size_t errlen)
+int served_load(struct models *m, const char *name, const char *path, const struct load_watch *watch, struct served **out,
+		char *err, size_t errlen)
 {
 	struct served *s = calloc(1, sizeof(*s));
 
@@ -97,7 +98,7 @@ int served_load(struct models *m, const char *name, const char *path, struct ser
 	s->id = __atomic_fetch_add(&m->next_id, 1, __ATOMIC_RELAXED);
 	int e = s->path ? 0 : -ENOMEM;
 	if (!e)
-		e = apr_engine_load(m->engine, s->name, path, NULL, NULL, &s->loaded, err, errlen);
+		e = apr_engine_load(m->engine, s->name, path, watch->progress, watch->arg, &s->loaded, err, errlen);
 	if (!e) {
 		apr_loaded_info(s->loaded, &s->info);
 		e = vocab_make(s);

@@ -61,8 +61,14 @@ struct models {
 int models_init(struct models *m);
 void models_fini(struct models *m);
 
+struct load_watch { /* who is told how far a load is: 0 ... 1, on the loading thread */
+	void (*progress)(void *arg, double done);
+	void *arg;
+};
+
 /* Loader's side, blocking: a served model that is in no table yet. */
-int served_load(struct models *m, const char *name, const char *path, struct served **out, char *err, size_t errlen);
+int served_load(struct models *m, const char *name, const char *path, const struct load_watch *watch, struct served **out,
+		char *err, size_t errlen);
 int served_unload(struct models *m, struct served *s); /* and frees it */
 
 /* Core's side. */

@@ -288,7 +288,8 @@ int options_parse(struct options *o, int argc, char **argv)
 	o->models = NULL;
 	o->n_models = 0;
 	e = pass(o, argc, argv, true);
-	if (!o->socket && !o->n_listeners && getenv("APRD_SOCKET") && *getenv("APRD_SOCKET")) /* its place: sockets.c */
+	const char *env = getenv("APRD_SOCKET"); /* its place: sockets.c */
+	if (!o->socket && !o->n_listeners && env && *env)
 		o->from[option_named("socket") - option_table] = FROM_ENVIRONMENT;
 	if (!o->n_models) {
 		free(o->models);

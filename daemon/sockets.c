@@ -185,3 +185,74 @@ void sockets_close(struct listener *l)
 	memset(l, 0, sizeof(*l));
 	l->fd = l->lock = -1;
 }
+
+/* ---- handed over --------------------------------------------------------------- */
+
+static int look_at_passed(struct passed *p, char *err, size_t errlen)
+{
+	struct sockaddr_un a;
+	socklen_t len = sizeof(a), n = sizeof(int);
+	int type = 0, listening = 0;
+
+	memset(&a, 0, sizeof(a));
+	if (getsockname(p->fd, (struct sockaddr *)&a, &len) || a.sun_family != AF_UNIX ||
+	    getsockopt(p->fd, SOL_SOCKET, SO_TYPE, &type, &n) || type != SOCK_SEQPACKET ||
+	    getsockopt(p->fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &n) || !listening || a.sun_path[0] != '/') {
+		snprintf(err, errlen, "LISTEN_FDS: descriptor %d is no listening AF_UNIX socket of type SOCK_SEQPACKET with a path "
+			 "(ListenSequentialPacket=)", p->fd);
+		return -EINVAL;
+	}
+	snprintf(p->path, sizeof(p->path), "%.*s", (int)sizeof(a.sun_path) - 1, a.sun_path);
+	if (fcntl(p->fd, F_SETFD, FD_CLOEXEC) || fcntl(p->fd, F_SETFL, O_NONBLOCK))
+		return fault(-errno, err, errlen, p->path, strerror(errno));
+	return 0;
+}
+
+int sockets_passed(struct passed *p, char *err, size_t errlen)
+{
+	const char *pid = getenv("LISTEN_PID"), *count = getenv("LISTEN_FDS");
+	long n = count ? strtol(count, NULL, 10) : 0;
+	int e = 0;
+
+	if (!pid || strtol(pid, NULL, 10) != (long)getpid())
+		n = 0; /* another process's */
+	unsetenv("LISTEN_PID");
+	unsetenv("LISTEN_FDS");
+	unsetenv("LISTEN_FDNAMES");
+	if (n < 0 || n > PASSED_MAX)
+		return fault(-EINVAL, err, errlen, "LISTEN_FDS", "not a number of descriptors from 0 to 32");
+	for (int i = 0; i < n && !e; i++) {
+		p[i].fd = 3 + i; /* SD_LISTEN_FDS_START */
+		e = look_at_passed(&p[i], err, errlen);
+	}
+	return e ? e : (int)n;
+}
+
+/* The path's mode is all that keeps others from the admin socket. */
+static int private_path(const char *path, char *err, size_t errlen)
+{
+	struct stat st;
+
+	if (lstat(path, &st))
+		return fault(-errno, err, errlen, path, strerror(errno));
+	if (st.st_mode & 0077)
+		return fault(-EPERM, err, errlen, path, "an admin socket that is handed over must be of mode 0600 (SocketMode=)");
+	return 0;
+}
+
+int sockets_adopt(struct listener *l, struct passed *p, bool admin, char *err, size_t errlen)
+{
+	int off = 0;
+
+	memset(l, 0, sizeof(*l)); /* no ino: whoever made the path takes it away */
+	l->lock = -1;
+	l->admin = admin;
+	memcpy(l->path, p->path, sizeof(l->path));
+	l->fd = p->fd;
+	p->fd = -1;
+	(void)setsockopt(l->fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off)); /* as in bind_at */
+	int e = admin ? private_path(l->path, err, errlen) : lock_beside(l->path, &l->lock, err, errlen);
+	if (e)
+		sockets_close(l);
+	return e;
+}

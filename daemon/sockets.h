@@ -28,6 +28,17 @@ int sockets_default(const struct options *o, char *path, size_t n, char *err, si
 /* admin.sock for aprd.sock, NAME.admin for another NAME. -ENAMETOOLONG. */
 int sockets_admin_path(const char *path, char *out, size_t n);
 
+/* Listening sockets that the environment's LISTEN_FDS (sd_listen_fds) hands over; the environment is cleared. */
+enum { PASSED_MAX = 32 };
+struct passed {
+	int fd;
+	char path[108];
+};
+/* How many; -errno with a line in err: one is no listening SOCK_SEQPACKET socket with a path. */
+int sockets_passed(struct passed *p, char *err, size_t errlen);
+/* Serves on one of them, with its path's lock; mode and group are whoever made it. */
+int sockets_adopt(struct listener *l, struct passed *p, bool admin, char *err, size_t errlen);
+
 /* Locks PATH.lock, takes away a dead daemon's socket, binds, listens. -EADDRINUSE another daemon has it;
  * -EEXIST something that is no socket stands there. */
 int sockets_open(struct listener *l, const char *path, gid_t group, mode_t mode, char *err, size_t errlen);

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /* Owns: the worker's life. See supervisor.h. */
 #include "daemon/supervisor.h"
+#include "daemon/notify.h"
 #include "daemon/worker.h"
 #include "shm/wake.h"
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +26,7 @@ struct supervisor {
 	bool ready, was_ready, stopping, now, failed;
 	uint32_t restarts;
 	uint64_t started, restart_at, kill_at, backoff_ms; /* ms, monotonic; 0 = not set */
+	uint64_t watch_ms, watch_at;                       /* of the service manager's watchdog; 0 = none */
 };
 
 static uint64_t now_ms(void)
@@ -34,30 +34,65 @@ static uint64_t now_ms(void)
 	return apr_now_ns() / 1000000u;
 }
 
-/* sd_notify: one datagram to $NOTIFY_SOCKET. */
-static void notify(const char *text)
+/* The one of them with this path, or NULL. */
+static struct passed *passed_at(struct passed *p, int n, const char *path)
 {
-	const char *path = getenv("NOTIFY_SOCKET");
-	struct sockaddr_un a = { .sun_family = AF_UNIX };
-
-	if (!path || (*path != '/' && *path != '@') || strlen(path) >= sizeof(a.sun_path))
-		return;
-	memcpy(a.sun_path, path, strlen(path));
-	socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
-	if (*path == '@')
-		a.sun_path[0] = '\0';
-	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (fd < 0)
-		return;
-	if (sendto(fd, text, strlen(text), MSG_NOSIGNAL, (struct sockaddr *)&a, len) < 0)
-		log_warn("NOTIFY_SOCKET %s: %s", path, strerror(errno));
-	close(fd);
+	for (int i = 0; i < n; i++)
+		if (p[i].fd >= 0 && !strcmp(p[i].path, path))
+			return &p[i];
+	return NULL;
 }
 
+/* The path of the first one that clients may have: not named as an admin socket is. */
+static const char *first_passed(const struct passed *p, int n)
+{
+	for (int i = 0; i < n; i++) {
+		const char *name = strrchr(p[i].path, '/') + 1; /* absolute: sockets.c saw to it */
+		size_t len = strlen(name);
+		if (strcmp(name, "admin.sock") != 0 && (len < 6 || strcmp(name + len - 6, ".admin") != 0))
+			return p[i].path;
+	}
+	return NULL;
+}
+
+static int open_one(struct supervisor *s, struct passed *p, int n, const struct listener_option *l, char *err, size_t errlen)
+{
+	struct listener *to = &s->listeners[s->n_listeners];
+	struct passed *here = passed_at(p, n, l->path);
+	int e = here ? sockets_adopt(to, here, false, err, errlen) : sockets_open(to, l->path, l->group, l->mode, err, errlen);
+
+	if (!e) {
+		snprintf(to->tenant, sizeof(to->tenant), "%s", l->tenant);
+		s->n_listeners++;
+	}
+	return e;
+}
+
+static int open_admin(struct supervisor *s, struct passed *p, int n, char *err, size_t errlen)
+{
+	struct listener *to = &s->listeners[s->n_listeners];
+	struct passed *here = NULL;
+	char path[sizeof(to->path)];
+
+	if (!sockets_admin_path(s->listeners[0].path, path, sizeof(path)))
+		here = passed_at(p, n, path);
+	int e = here ? sockets_adopt(to, here, true, err, errlen) : sockets_open_admin(to, &s->listeners[0], err, errlen);
+	s->n_listeners += !e;
+	return e;
+}
+
+/* What was handed over and nobody listed: the first names the socket where no setting does, the others are refused. */
 static int open_listeners(struct supervisor *s)
 {
+	struct passed p[PASSED_MAX];
 	char path[200], err[400];
-	int e = sockets_default(s->o, path, sizeof(path), err, sizeof(err));
+	int n = sockets_passed(p, err, sizeof(err)), e = n < 0 ? n : 0;
+
+	const char *given = s->o->socket || s->o->n_listeners ? NULL : first_passed(p, n);
+	if (!e && given)
+		snprintf(path, sizeof(path), "%s", given);
+	else if (!e)
+		e = sockets_default(s->o, path, sizeof(path), err, sizeof(err));
 
 	/* a listener of the file with the first path gives it its tenant, group and mode */
 	struct listener_option first = { path, (char *)"", s->o->socket_group, s->o->socket_mode };
@@ -70,18 +105,16 @@ static int open_listeners(struct supervisor *s)
 		log_error("more than %d listeners", MAX_LISTENERS - 1);
 		return -EINVAL;
 	}
-	for (size_t i = from; i <= s->o->n_listeners && !e; i++) {
-		/* the first path, then whatever else the file lists */
-		const struct listener_option *l = i == from ? &first : &s->o->listeners[i - 1];
-		e = sockets_open(&s->listeners[s->n_listeners], l->path, l->group, l->mode, err, sizeof(err));
-		if (!e)
-			snprintf(s->listeners[s->n_listeners++].tenant, sizeof(s->listeners[0].tenant), "%s",
-				 l->tenant);
-	}
-	if (!e) {
-		e = sockets_open_admin(&s->listeners[s->n_listeners], &s->listeners[0], err, sizeof(err));
-		if (!e)
-			s->n_listeners++;
+	/* the first path, then whatever else the file lists */
+	for (size_t i = from; i <= s->o->n_listeners && !e; i++)
+		e = open_one(s, p, n, i == from ? &first : &s->o->listeners[i - 1], err, sizeof(err));
+	if (!e)
+		e = open_admin(s, p, n, err, sizeof(err));
+	for (int i = 0; i < n && !e; i++) {
+		if (p[i].fd < 0)
+			continue;
+		snprintf(err, sizeof(err), "%s: handed over (LISTEN_FDS), but no setting names it", p[i].path);
+		e = -EINVAL;
 	}
 	if (e)
 		log_error("%s", err);
@@ -144,7 +177,7 @@ static void stop(struct supervisor *s, uint32_t ms)
 		return;
 	}
 	s->stopping = true;
-	notify("STOPPING=1");
+	notify("STOPPING=1\nSTATUS=Draining for at most %u ms", ms);
 	log_info("draining for at most %u ms", ms);
 	tell_worker(s, CTL_STOP, ms);
 	/* a worker that does not end by itself is ended */
@@ -171,10 +204,14 @@ static void on_ctl(struct supervisor *s)
 	while ((n = recv(s->ctl, &c, sizeof(c), MSG_DONTWAIT)) == sizeof(c)) {
 		if (c.type == CTL_READY) {
 			s->ready = s->was_ready = true;
-			notify("READY=1");
+			notify("READY=1\nSTATUS=Serving on %s", s->listeners[0].path);
 			log_info("ready on %s", s->listeners[0].path);
 		} else if (c.type == CTL_FAILED) {
 			s->failed = true;
+		} else if (c.type == CTL_LOADED && !s->ready && !s->stopping) {
+			notify("STATUS=Loading models: %u %%", c.value);
+		} else if (c.type == CTL_ALIVE) {
+			notify("WATCHDOG=1");
 		} else if (c.type == CTL_DRAIN && !s->stopping) {
 			stop(s, c.value);
 		}
@@ -217,13 +254,29 @@ static bool on_exit_of_worker(struct supervisor *s, int status)
 		s->backoff_ms = BACKOFF_MAX_MS;
 	s->restart_at = now + s->backoff_ms;
 	s->restarts++;
+	notify("STATUS=The worker died; starting another one");
 	log_warn("starting another one in %llu ms", (unsigned long long)s->backoff_ms);
 	return false;
+}
+
+/* The worker answers for itself, through both its threads; while there is none, this process does. */
+static void watch(struct supervisor *s, uint64_t now)
+{
+	if (!s->watch_ms || now < s->watch_at)
+		return;
+	s->watch_at = now + s->watch_ms;
+	if (s->worker)
+		tell_worker(s, CTL_PING, 0);
+	else
+		notify("WATCHDOG=1");
 }
 
 static int wait_ms(const struct supervisor *s)
 {
 	uint64_t now = now_ms(), at = s->kill_at;
+
+	if (s->watch_ms && (!at || s->watch_at < at))
+		at = s->watch_at;
 
 	if (s->restart_at && (!at || s->restart_at < at))
 		at = s->restart_at;
@@ -248,6 +301,7 @@ static int run(struct supervisor *s)
 		if (!s->worker && s->stopping)
 			return 0;
 		uint64_t now = now_ms();
+		watch(s, now);
 		if (s->worker && s->kill_at && now >= s->kill_at) {
 			log_warn("the worker does not end: killing it");
 			kill(s->worker, SIGKILL);
@@ -266,7 +320,7 @@ static int run(struct supervisor *s)
 
 int supervisor_run(const struct options *o)
 {
-	struct supervisor s = { .o = o, .signals = -1, .ctl = -1 };
+	struct supervisor s = { .o = o, .signals = -1, .ctl = -1, .watch_ms = notify_watchdog_ms() };
 	int status = 1;
 	sigset_t set;
 

@@ -21,10 +21,13 @@ enum ctl_type {
 	CTL_FAILED,    /* cannot start; text says why (told already) */
 	CTL_DRAIN,     /* an administrator wants aprd to end; value = ms */
 	CTL_DRAINED,   /* nothing runs any more */
+	CTL_LOADED,    /* value per cent of the first models are loaded */
+	CTL_ALIVE,     /* io thread and core have answered a CTL_PING */
 	/* to the worker */
 	CTL_STOP,      /* drain for value ms */
 	CTL_NOW,       /* end at once */
-	CTL_RELOAD
+	CTL_RELOAD,
+	CTL_PING
 };
 struct ctl {
 	uint32_t type, value;

@@ -196,6 +196,18 @@ static void run_rest(struct worker *w, struct load_job *j)
 	mailbox_post(&w->core.box, &j->to_core);
 }
 
+/* Of the models that the settings name, all together; each counts the same. */
+static void first_progress(void *arg, double done)
+{
+	struct worker *w = arg;
+	uint32_t percent = (uint32_t)(100.0 * ((double)w->n_loaded + done) / (double)w->start->options->n_models);
+
+	if (percent > w->load_told) {
+		w->load_told = percent;
+		tell(w, CTL_LOADED, percent);
+	}
+}
+
 static void run_job(struct worker *w, struct load_job *j)
 {
 	char err[300] = "";
@@ -220,7 +232,11 @@ static void run_job(struct worker *w, struct load_job *j)
 		job_to_io(j);
 		return;
 	}
-	int e = served_load(&w->models, j->name, j->path, &j->served, err, sizeof(err));
+	struct load_watch watch = { j->first ? first_progress : NULL, w };
+	int e = served_load(&w->models, j->name, j->path, &watch, &j->served, err, sizeof(err));
+	w->n_loaded += j->first;
+	if (j->first)
+		first_progress(w, 0.0);
 	if (e) {
 		/* the engine's line names the file, and so the model unless that has a name of its own */
 		size_t n = strlen(j->path);
@@ -392,6 +408,33 @@ static void stop(struct worker *w, uint32_t ms, struct mail *letter)
 	mailbox_post(&w->core.box, letter);
 }
 
+static void io_pong(void *io, struct mail *m)
+{
+	struct worker *w = io;
+
+	(void)m;
+	w->pinged = false;
+	tell(w, CTL_ALIVE, 0);
+}
+
+static void core_ping(void *core, struct mail *m)
+{
+	struct core *c = core;
+
+	m->fn = io_pong;
+	mailbox_post(c->io, m);
+}
+
+/* A core that is stuck does not answer, and no second letter is sent after the first. */
+static void ping(struct worker *w)
+{
+	if (w->pinged)
+		return;
+	w->pinged = true;
+	w->ping.fn = core_ping;
+	mailbox_post(&w->core.box, &w->ping);
+}
+
 static void on_ctl(void *arg, uint32_t events)
 {
 	struct worker *w = arg;
@@ -409,6 +452,8 @@ static void on_ctl(void *arg, uint32_t events)
 			stop(w, 0, &w->core.drain_now);
 		} else if (c.type == CTL_RELOAD && worker_reload(w, err, sizeof(err))) {
 			log_warn("%s", err);
+		} else if (c.type == CTL_PING) {
+			ping(w);
 		}
 	}
 	if (n == 0) /* no supervisor: nobody to serve for */

@@ -71,7 +71,9 @@ struct worker {
 	bool loader_stop, loader_started;
 	bool loader_busy; /* a job is out of the list and not done */
 	uint32_t to_load; /* of the command line, not yet answered */
-	double load_done; /* of the model being loaded */
+	uint32_t n_loaded, load_told; /* first models that are loaded; per cent, the last told: the loader's */
+	struct mail ping;   /* through the core and back; pinged while it is on its way */
+	bool pinged;
 	bool load_failed;
 
 	/* conn.c */

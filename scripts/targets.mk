@@ -114,13 +114,23 @@ install: all
 		scripts/completions $$p $(B)/$$p bash >$(DESTDIR)$(DATADIR)/bash-completion/completions/$$p && \
 		scripts/completions $$p $(B)/$$p zsh >$(DESTDIR)$(DATADIR)/zsh/site-functions/_$$p && \
 		scripts/completions $$p $(B)/$$p fish >$(DESTDIR)$(DATADIR)/fish/vendor_completions.d/$$p.fish || exit 1; done
+	install -d $(DESTDIR)$(SYSTEMDDIR)/systemd/system $(DESTDIR)$(SYSTEMDDIR)/sysusers.d $(DESTDIR)$(SYSTEMDDIR)/tmpfiles.d \
+		$(DESTDIR)$(DATADIR)/aprd
+	sed 's|@SBINDIR@|$(SBINDIR)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' contrib/systemd/aprd.service.in \
+		>$(DESTDIR)$(SYSTEMDDIR)/systemd/system/aprd.service
+	install -m 644 contrib/systemd/aprd.socket $(DESTDIR)$(SYSTEMDDIR)/systemd/system/
+	install -m 644 contrib/systemd/aprd.sysusers.conf $(DESTDIR)$(SYSTEMDDIR)/sysusers.d/aprd.conf
+	install -m 644 contrib/systemd/aprd.tmpfiles.conf $(DESTDIR)$(SYSTEMDDIR)/tmpfiles.d/aprd.conf
+	install -m 644 contrib/aprd.conf contrib/prometheus/aprd.rules.yml contrib/grafana/aprd.json $(DESTDIR)$(DATADIR)/aprd/
 	@$(if $(DESTDIR),:,scripts/linker-cache $(LIBDIR))
 uninstall:
 	rm -f $(DESTDIR)$(SBINDIR)/aprd $(DESTDIR)$(BINDIR)/aprctl $(DESTDIR)$(BINDIR)/apr-fake-daemon
 	rm -f $(DESTDIR)$(LIBDIR)/aprd/libaprd-cuda.so
 	rm -f $(DESTDIR)$(LIBDIR)/libaprclient* $(DESTDIR)$(LIBDIR)/pkgconfig/libaprclient.pc
 	rm -f $(patsubst man/%,$(DESTDIR)$(MANDIR)/man*/%,$(wildcard man/*.[1-9]))
-	rm -rf $(DESTDIR)$(INCLUDEDIR)/apr
+	rm -rf $(DESTDIR)$(INCLUDEDIR)/apr $(DESTDIR)$(DATADIR)/aprd
+	rm -f $(DESTDIR)$(SYSTEMDDIR)/systemd/system/aprd.service $(DESTDIR)$(SYSTEMDDIR)/systemd/system/aprd.socket \
+		$(DESTDIR)$(SYSTEMDDIR)/sysusers.d/aprd.conf $(DESTDIR)$(SYSTEMDDIR)/tmpfiles.d/aprd.conf
 	for p in aprd aprctl; do rm -f $(DESTDIR)$(DATADIR)/bash-completion/completions/$$p \
 		$(DESTDIR)$(DATADIR)/zsh/site-functions/_$$p $(DESTDIR)$(DATADIR)/fish/vendor_completions.d/$$p.fish; done
 

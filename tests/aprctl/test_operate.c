@@ -124,8 +124,8 @@ static void parse(char *text)
 			continue;
 		if (sscanf(line, "# TYPE %79s %15s", name, kind) == 2) {
 			CU_ASSERT_TRUE(!strcmp(kind, "counter") || !strcmp(kind, "gauge") || !strcmp(kind, "histogram"));
-			strcpy(family, name);
-			strcpy(type, kind);
+			snprintf(family, sizeof(family), "%s", name);
+			snprintf(type, sizeof(type), "%s", kind);
 			continue;
 		}
 		struct series *s = &all[n_all];

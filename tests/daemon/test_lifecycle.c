@@ -380,7 +380,7 @@ static void ready_and_stopping_are_told(void)
 {
 	struct daemon d;
 	struct sockaddr_un a = { .sun_family = AF_UNIX };
-	char buf[64];
+	char buf[300];
 	ssize_t n;
 
 	snprintf(a.sun_path, sizeof(a.sun_path), "%s/notify", apr_test_tmpdir());
@@ -389,12 +389,143 @@ static void ready_and_stopping_are_told(void)
 	setenv("NOTIFY_SOCKET", a.sun_path, 1);
 	CU_ASSERT_TRUE(daemon_start(&d, "notify", NULL));
 	unsetenv("NOTIFY_SOCKET");
-	n = recv(fd, buf, sizeof(buf), MSG_DONTWAIT);
-	CU_ASSERT_TRUE(n == 7 && !memcmp(buf, "READY=1", 7));
+	unsigned percent = 0, last = 0;
+	while ((n = recv(fd, buf, sizeof(buf) - 1, MSG_DONTWAIT)) > 0) { /* how far loading is comes first */
+		buf[n] = 0;
+		if (sscanf(buf, "STATUS=Loading models: %u %%", &percent) != 1)
+			break;
+		CU_ASSERT_TRUE(percent > last && percent <= 100);
+		last = percent;
+	}
+	CU_ASSERT_EQUAL(last, 100);
+	CU_ASSERT_TRUE(n > 8 && !memcmp(buf, "READY=1\n", 8));
 	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
 	n = recv(fd, buf, sizeof(buf), MSG_DONTWAIT);
-	CU_ASSERT_TRUE(n == 10 && !memcmp(buf, "STOPPING=1", 10));
+	CU_ASSERT_TRUE(n > 11 && !memcmp(buf, "STOPPING=1\n", 11));
 	close(fd);
+}
+
+/* Signs of life come while both threads answer, and none comes from a worker that is stopped. */
+static void the_watchdog_is_fed_by_the_worker(void)
+{
+	struct daemon d;
+	struct sockaddr_un a = { .sun_family = AF_UNIX };
+	char buf[300];
+	int beats = 0;
+
+	snprintf(a.sun_path, sizeof(a.sun_path), "%s/watchdog", apr_test_tmpdir());
+	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	CU_ASSERT_EQUAL(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+	setenv("NOTIFY_SOCKET", a.sun_path, 1);
+	setenv("WATCHDOG_USEC", "40000", 1);
+	CU_ASSERT_TRUE(daemon_start(&d, "watchdog", NULL));
+	unsetenv("NOTIFY_SOCKET");
+	unsetenv("WATCHDOG_USEC");
+	for (uint64_t end = apr_now_ns() + UINT64_C(5000000000); beats < 3 && apr_now_ns() < end;) {
+		ssize_t n = recv(fd, buf, sizeof(buf) - 1, MSG_DONTWAIT);
+		if (n < 0)
+			usleep(2000);
+		else
+			beats += !strncmp(buf, "WATCHDOG=1", 10);
+	}
+	CU_ASSERT_EQUAL(beats, 3);
+	pid_t worker = (pid_t)status_number(&d, "worker_pid");
+	CU_ASSERT_TRUE_FATAL(worker > 0);
+	kill(worker, SIGSTOP);
+	usleep(50000); /* what was on its way */
+	while (recv(fd, buf, sizeof(buf), MSG_DONTWAIT) > 0)
+		;
+	usleep(150000);
+	CU_ASSERT_EQUAL(recv(fd, buf, sizeof(buf), MSG_DONTWAIT), -1);
+	kill(worker, SIGCONT);
+	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
+	close(fd);
+}
+
+struct handed {
+	int fd;
+	char path[108];
+};
+
+static void hand_over(struct handed *h, const char *name, int type, mode_t mode)
+{
+	struct sockaddr_un a = { .sun_family = AF_UNIX };
+
+	snprintf(h->path, sizeof(h->path), "%s/%s", apr_test_tmpdir(), name);
+	memcpy(a.sun_path, h->path, sizeof(a.sun_path) - 1);
+	h->fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
+	CU_ASSERT_EQUAL(bind(h->fd, (struct sockaddr *)&a, sizeof(a)), 0);
+	CU_ASSERT_EQUAL(chmod(h->path, mode), 0);
+	CU_ASSERT_EQUAL(listen(h->fd, 16), 0);
+}
+
+/* aprd with descriptors 3 and on, as systemd starts it; LISTEN_PID is the started process's own. */
+static pid_t start_handed(const struct handed *h, int n, const char *model, const char *log)
+{
+	pid_t pid = fork();
+
+	if (pid)
+		return pid;
+	char number[24];
+	for (int i = 0; i < n; i++)
+		fcntl(h[i].fd, F_DUPFD, 100 + i); /* out of the way of 3 and on */
+	for (int i = 0; i < n; i++)
+		dup2(100 + i, 3 + i);
+	int out = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	dup2(out, 2);
+	snprintf(number, sizeof(number), "%d", (int)getpid());
+	setenv("LISTEN_PID", number, 1);
+	snprintf(number, sizeof(number), "%d", n);
+	setenv("LISTEN_FDS", number, 1);
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	execl(apr_test_program("aprd"), "aprd", "-b", "cpu", "-m", model, (char *)NULL);
+	_exit(127);
+}
+
+static void sockets_are_taken_over(void)
+{
+	struct handed h[2], bad;
+	struct daemon d;
+	struct hand hand;
+	struct stat before, after;
+	char log[200];
+	int status = -1;
+
+	daemon_name(&d, "handed");
+	hand_over(&h[0], "aprd.sock", SOCK_SEQPACKET, 0660);
+	hand_over(&h[1], "admin.sock", SOCK_SEQPACKET, 0600);
+	CU_ASSERT_EQUAL(stat(h[0].path, &before), 0);
+	snprintf(log, sizeof(log), "%s/handed.log", apr_test_tmpdir());
+	pid_t pid = start_handed(h, 2, tiny_path(), log);
+	snprintf(d.sock, sizeof(d.sock), "%s", h[0].path);
+	struct apr_hello hello = hand_hello();
+	/* the backlog holds the first client until the model is loaded */
+	CU_ASSERT_EQUAL(hand_open(&hand, &d, &hello), 0);
+	hand_close(&hand);
+	kill(pid, SIGTERM);
+	CU_ASSERT_EQUAL(waitpid(pid, &status, 0), pid);
+	CU_ASSERT_TRUE(WIFEXITED(status) && !WEXITSTATUS(status));
+	/* whoever made the paths keeps them */
+	CU_ASSERT_EQUAL(stat(h[0].path, &after), 0);
+	CU_ASSERT_EQUAL(before.st_ino, after.st_ino);
+	CU_ASSERT_EQUAL(access(h[1].path, F_OK), 0);
+
+	/* an admin socket that others may open is refused */
+	CU_ASSERT_EQUAL(chmod(h[1].path, 0660), 0);
+	pid = start_handed(h, 2, tiny_path(), log);
+	CU_ASSERT_EQUAL(waitpid(pid, &status, 0), pid);
+	CU_ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	close(h[0].fd);
+	close(h[1].fd);
+
+	hand_over(&bad, "stream.sock", SOCK_STREAM, 0600);
+	pid = start_handed(&bad, 1, tiny_path(), log);
+	CU_ASSERT_EQUAL(waitpid(pid, &status, 0), pid);
+	CU_ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	char *text = file_text(log);
+	CU_ASSERT_PTR_NOT_NULL(strstr(text, "SOCK_SEQPACKET"));
+	free(text);
+	close(bad.fd);
 }
 
 /* Tokens, while every line of the log has nowhere to go. */
@@ -587,6 +718,8 @@ static const struct apr_test tests[] = {
 	{ "case46_worker_dies_another_comes", case46_worker_dies_another_comes, 0 },
 	{ "case25_full_shared_memory_is_refused", case25_full_shared_memory_is_refused, 0 },
 	{ "case38_nvml_wrong_or_absent", case38_nvml_wrong_or_absent, KEEPS_HEAP }, /* setenv */
+	{ "the_watchdog_is_fed_by_the_worker", the_watchdog_is_fed_by_the_worker, KEEPS_HEAP },
+	{ "sockets_are_taken_over", sockets_are_taken_over, KEEPS_HEAP },
 	{ "ready_and_stopping_are_told", ready_and_stopping_are_told, KEEPS_HEAP }, /* setenv */
 	{ "both_loops_serve", both_loops_serve, 0 },
 };
