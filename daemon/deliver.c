@@ -339,7 +339,7 @@ static int pump_text(struct core *c, struct run *run)
 		return -EAGAIN;
 	deliver_entry(c, s, &e);
 	r->generated += o.token;
-	COUNT(c, s, tokens, APR_COUNT_TOKENS, 1);
+	COUNT(c, s, tokens, APR_COUNT_TOKENS, o.token); /* what is left of a cut character is none */
 	stream_take(&run->text);
 	return 1;
 }
