@@ -39,7 +39,7 @@ static proj_mat mat_args(const apr_mat *w, const float *bias, float *out, uint32
 	proj_mat m = {};
 
 	m.tiles = w->tiles, m.tile = w->tile, m.n_out = w->n_out, m.pairs = row_pairs(w->n_out);
-	m.pair_bytes = tiles_along_k(w->tile, w->n_in) * 2 * tile_size(w->tile), m.stage_bytes = stage_size(w->tile);
+	m.pair_bytes = tiles_along_k(w->tile, w->n_in) * 2 * tile_size(w->tile);
 	m.bias = bias, m.out = out, m.ld = ld, m.end = end;
 	m.order = w->order, m.dim = w->dim ? w->dim : 1, m.half = w->half;
 	return m;
@@ -99,7 +99,7 @@ static int run(const apr_cuda_launch *l, proj_call *c)
 static void set_norm(proj_args *a, const float *x, const float *y, float *x_out, const apr_norm &post,
                      const apr_norm &norm, uint32_t n)
 {
-	a->norm = {x, y, x_out, {post.w, post.eps}, {norm.w, norm.eps}, n, NULL};
+	a->norm = {x, y, x_out, {post.w, post.eps}, {norm.w, norm.eps}, n, NULL, 1.0f / (float)n};
 	a->k = n;
 }
 

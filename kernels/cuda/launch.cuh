@@ -31,6 +31,16 @@ launch(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t smem, cuda
 	return cudaLaunchKernelEx(&c, kernel, Params(args)...) == cudaSuccess ? 0 : -EIO;
 }
 
+/* Kernels of one chain are to want the same division of L1 and shared memory: a multiprocessor changes it only when it is
+ * empty. */
+template <typename... Params> static inline int prefer_shared(void (*kernel)(Params...))
+{
+	return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+	                            cudaSharedmemCarveoutMaxShared) == cudaSuccess
+	               ? 0
+	               : -EIO;
+}
+
 #define APR_SMEM_MAX (227u * 1024u) /* what one block can have on sm_90 */
 
 #endif

@@ -12,6 +12,9 @@
  * bucket. l->bucket is the number of rows that the launch can serve; rows at or
  * past *rows.n are not read and not written. slot[i] == APR_CUDA_DEAD: row i
  * computes nothing that is kept: no KV is written for it and its o is zero.
+ * What the rows are (struct apr_cuda_rows), page tables and the keys and values of
+ * positions before the step's own do not change while its launches run: kernels of
+ * decode read them before the kernel ahead of them has ended.
  *
  * Bits: a row's results depend on that row alone: not on the bucket, its place in
  * it, the other rows, the page placement nor the grid. apr_cuda_decode_* and

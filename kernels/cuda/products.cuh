@@ -135,15 +135,16 @@ DEV void add_scaled(float *acc, float d0, float d1, const float *p)
 /* ---- a stage of each type: registers, load, multiply ----------------------------------- */
 /* sp: the stage in shared memory, [tile along k][2][tile_size]. n: tiles along k that it holds. k: its first. */
 
-template <int TILE> struct Stage;
+/* R: row tiles of the pair that are multiplied, 2 or (a half at the end of the work) the first alone. */
+template <int TILE, int R> struct Stage;
 
-template <> struct Stage<APR_TILE_Q4_K> {
-	uint4 q[2][4], s0[2], s1[2];
+template <int R> struct Stage<APR_TILE_Q4_K, R> {
+	uint4 q[R][4], s0[R], s1[R];
 
 	__device__ __forceinline__ void load(uint32_t sp, int lane, uint32_t)
 	{
 #pragma unroll
-		for (int r = 0; r < 2; r++) {
+		for (int r = 0; r < R; r++) {
 #pragma unroll
 			for (int j = 0; j < 4; j++)
 				q[r][j] = lds128(sp + r * 2304 + j * 512 + lane * 16);
@@ -166,13 +167,13 @@ template <> struct Stage<APR_TILE_Q4_K> {
 	{
 		const int NT = Acts<NTM>::NT;
 		const float zero[4] = {0, 0, 0, 0};
-		uint32_t lo0[2], hi0[2], lo1[2], hi1[2];
+		uint32_t lo0[R], hi0[R], lo1[R], hi1[R];
 		const typename Acts<NTM>::place at = x.f16(k >> 5);
-		float blk[2][NT][4];
+		float blk[R][NT][4];
 		uint4 xv[NT];
 
 #pragma unroll
-		for (int r = 0; r < 2; r++) {
+		for (int r = 0; r < R; r++) {
 			scales(s0[r], lo0[r], hi0[r]);
 			scales(s1[r], lo1[r], hi1[r]);
 #pragma unroll
@@ -185,7 +186,7 @@ template <> struct Stage<APR_TILE_Q4_K> {
 			for (int n = 0; n < NT; n++)
 				xv[n] = x.group(at, n, gi);
 #pragma unroll
-			for (int r = 0; r < 2; r++) {
+			for (int r = 0; r < R; r++) {
 				const uint4 &qq = q[r][gi >> 1];
 				float f0 = small_byte(gi < 4 ? lo0[r] : hi0[r], gi & 3),
 					  f1 = small_byte(gi < 4 ? lo1[r] : hi1[r], gi & 3);
@@ -217,7 +218,7 @@ template <> struct Stage<APR_TILE_Q4_K> {
 		const uint32_t sel = lane & 1 ? 0x4342u : 0x4140u; /* groups 2t, 2t + 1 */
 
 #pragma unroll
-		for (int r = 0; r < 2; r++) {
+		for (int r = 0; r < R; r++) {
 			uint32_t sc[4], mn[4];
 			float d0 = half_lo(s0[r].x), d1 = half_lo(s1[r].x), m0 = half_hi(s0[r].x), m1 = half_hi(s1[r].x);
 
@@ -243,7 +244,7 @@ template <> struct Stage<APR_TILE_Q4_K> {
 	}
 };
 
-template <> struct Stage<APR_TILE_Q6_K> { /* one row tile at a time: two do not fit beside many columns */
+template <int R> struct Stage<APR_TILE_Q6_K, R> { /* one row tile at a time: two do not fit beside many columns */
 	uint4 q[4], f[2], s0, s1;
 	uint32_t d;
 
@@ -323,16 +324,16 @@ template <int OFF, int NT> DEV void mul_bytes32(const uint32_t *part, uint32_t d
 	}
 }
 
-template <> struct Stage<APR_TILE_Q8_0> {
-	uint4 q[2][2][2]; /* [tile along k][row tile][group] */
-	uint32_t d[2][2][2];
+template <int R> struct Stage<APR_TILE_Q8_0, R> {
+	uint4 q[2][R][2]; /* [tile along k][row tile][group] */
+	uint32_t d[2][R][2];
 
 	__device__ __forceinline__ void load(uint32_t sp, int lane, uint32_t n)
 	{
 #pragma unroll
 		for (int i = 0; i < 2; i++)
 #pragma unroll
-			for (int r = 0; r < 2; r++)
+			for (int r = 0; r < R; r++)
 #pragma unroll
 				for (int gi = 0; gi < 2; gi++)
 					if (i < n) {
@@ -357,7 +358,7 @@ template <> struct Stage<APR_TILE_Q8_0> {
 					for (int c = 0; c < NT; c++)
 						xv[c] = x.group(at, c, gi);
 #pragma unroll
-					for (int r = 0; r < 2; r++) {
+					for (int r = 0; r < R; r++) {
 						const uint4 &w = q[i][r][gi];
 						const uint32_t part[4] = {w.x, w.y, w.z, w.w};
 
@@ -368,16 +369,16 @@ template <> struct Stage<APR_TILE_Q8_0> {
 	}
 };
 
-template <> struct Stage<APR_TILE_Q4_1> {
-	uint4 q[4][2];
-	uint2 s[4][2][2]; /* {d, m} of row g, of row g + 8: [tile along k][row tile][group] */
+template <int R> struct Stage<APR_TILE_Q4_1, R> {
+	uint4 q[4][R];
+	uint2 s[4][R][2]; /* {d, m} of row g, of row g + 8: [tile along k][row tile][group] */
 
 	__device__ __forceinline__ void load(uint32_t sp, int lane, uint32_t n)
 	{
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 #pragma unroll
-			for (int r = 0; r < 2; r++)
+			for (int r = 0; r < R; r++)
 				if (i < n) {
 					uint32_t b = sp + (i * 2 + r) * 640;
 
@@ -406,7 +407,7 @@ template <> struct Stage<APR_TILE_Q4_1> {
 					for (int c = 0; c < NT; c++)
 						xv[c] = x.group(at, c, gi);
 #pragma unroll
-					for (int r = 0; r < 2; r++) {
+					for (int r = 0; r < R; r++) {
 						uint32_t w0 = gi ? q[i][r].z : q[i][r].x, w1 = gi ? q[i][r].w : q[i][r].y;
 						const uint32_t part[4] = {w0 & 0x0f0f0f0fu, w0 >> 4 & 0x0f0f0f0fu, w1 & 0x0f0f0f0fu,
 						                          w1 >> 4 & 0x0f0f0f0fu};
@@ -425,7 +426,7 @@ template <> struct Stage<APR_TILE_Q4_1> {
 		const typename Acts<NTM>::place at = x.f16(k >> 5 & ~7u);
 
 #pragma unroll
-		for (int r = 0; r < 2; r++) {
+		for (int r = 0; r < R; r++) {
 			uint32_t a[4];
 
 			a[0] = a[2] = mine ? __byte_perm(s[i][r][0].x, s[i][r][1].x, 0x7632) : 0;
@@ -440,16 +441,16 @@ template <> struct Stage<APR_TILE_Q4_1> {
 	}
 };
 
-template <> struct Stage<APR_TILE_Q5_0> {
-	uint4 q[4][2];
-	uint32_t f[4][2], d[4][2][2];
+template <int R> struct Stage<APR_TILE_Q5_0, R> {
+	uint4 q[4][R];
+	uint32_t f[4][R], d[4][R][2];
 
 	__device__ __forceinline__ void load(uint32_t sp, int lane, uint32_t n)
 	{
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 #pragma unroll
-			for (int r = 0; r < 2; r++)
+			for (int r = 0; r < R; r++)
 				if (i < n) {
 					uint32_t b = sp + (i * 2 + r) * 704;
 
@@ -476,7 +477,7 @@ template <> struct Stage<APR_TILE_Q5_0> {
 					for (int c = 0; c < NT; c++)
 						xv[c] = x.group(at, c, gi);
 #pragma unroll
-					for (int r = 0; r < 2; r++) {
+					for (int r = 0; r < R; r++) {
 						uint32_t w0 = gi ? q[i][r].z : q[i][r].x, w1 = gi ? q[i][r].w : q[i][r].y, part[4];
 						uint32_t h =
 								gi ? f[i][r] : f[i][r] << 4; /* fifth bit of part p now at bit 4 + p of each byte */
@@ -492,13 +493,13 @@ template <> struct Stage<APR_TILE_Q5_0> {
 	}
 };
 
-template <bool BF16> struct StageReal {
-	uint4 q[2][4]; /* [row tile][group · 2 + product] */
+template <bool BF16, int R> struct StageReal {
+	uint4 q[R][4]; /* [row tile][group · 2 + product] */
 
 	__device__ __forceinline__ void load(uint32_t sp, int lane, uint32_t)
 	{
 #pragma unroll
-		for (int r = 0; r < 2; r++)
+		for (int r = 0; r < R; r++)
 #pragma unroll
 			for (int j = 0; j < 4; j++)
 				q[r][j] = lds128(sp + r * 2048 + j * 512 + lane * 16);
@@ -517,7 +518,7 @@ template <bool BF16> struct StageReal {
 					uint4 xv = low ? x.low(at, c, gi) : x.group(at, c, gi);
 
 #pragma unroll
-					for (int r = 0; r < 2; r++) {
+					for (int r = 0; r < R; r++) {
 						const uint4 &a = q[r][gi * 2], &b = q[r][gi * 2 + 1];
 						const uint32_t a4[4] = {a.x, a.y, a.z, a.w}, b4[4] = {b.x, b.y, b.z, b.w};
 
@@ -532,9 +533,9 @@ template <bool BF16> struct StageReal {
 				}
 	}
 };
-template <> struct Stage<APR_TILE_F16> : StageReal<false> {
+template <int R> struct Stage<APR_TILE_F16, R> : StageReal<false, R> {
 };
-template <> struct Stage<APR_TILE_BF16> : StageReal<true> {
+template <int R> struct Stage<APR_TILE_BF16, R> : StageReal<true, R> {
 };
 
 #endif

@@ -26,7 +26,7 @@ struct proj_mat {
 	const float *bias; /* or NULL */
 	float *out;
 	uint32_t tile, n_out, pairs, end;
-	uint32_t pair_bytes, stage_bytes;
+	uint32_t pair_bytes;
 	uint32_t order, dim, half;
 	uint32_t ld; /* floats between columns of out */
 };
@@ -55,9 +55,22 @@ struct proj_args {
 	apr_rope_table rope;
 	proj_kv kv;
 	float scale, softcap;
-	/* ring */
-	uint32_t slot_bytes, slots, fold; /* fold: rounds between two epilogues */
+	/* whole rounds of units over all the launch's workers; rounds between two epilogues */
+	uint32_t workers, rounds, fold;
 };
+
+/* What a launch is, where the compiler is to know it: less code to fetch before the first product */
+enum proj_role {
+	ROLE_QKV,  /* one column: norm; up to three matrices, heads */
+	ROLE_FFN,  /* one column: norm; an activation */
+	ROLE_HEAD, /* one column: norm of a picked row; logits */
+	ROLE_PROJ, /* one column: floats as they are; a plain sum */
+	ROLE_MANY  /* several columns, any end */
+};
+HD constexpr bool one_mat(int role)
+{
+	return role == ROLE_FFN || role == ROLE_HEAD || role == ROLE_PROJ;
+}
 
 /* ---- activations ------------------------------------------------------------------------ */
 
@@ -65,14 +78,19 @@ DEV float normal_cdf_f(float x)
 {
 	return 0.5f * erfcf(x * -0.70710678f);
 }
+/* Within 3 ulp of 1 / (1 + e^-x); large divisors give 0, as they should */
+DEV float sigmoid_fast(float x)
+{
+	return __fdividef(1.0f, 1.0f + exp2_fast(x * -APR_LOG2E));
+}
 DEV float activate(uint32_t act, float x)
 {
 	float u;
 
 	switch (act) {
-	case APR_OP_SILU: return x * apr_sigmoid(x);
+	case APR_OP_SILU: return x * sigmoid_fast(x);
 	case APR_OP_GELU_TANH:
-		return x * apr_sigmoid(x * fmaf(x * x, 2.0f * 0.7978845608f * 0.044715f, 2.0f * 0.7978845608f));
+		return x * sigmoid_fast(x * fmaf(x * x, 2.0f * 0.7978845608f * 0.044715f, 2.0f * 0.7978845608f));
 	case APR_OP_GELU: return x * normal_cdf_f(x);
 	default: u = fmaxf(0.0f, x); return u * u;
 	}
@@ -137,46 +155,49 @@ DEV void load_heads(const proj_args &a, proj_heads *h, uint32_t col0, uint32_t n
 
 /* ---- the epilogues: one sum a lane; lanes are 32 neighbouring rows of the tiles --------------- */
 
-/* p: row in the tiles; c: the column's place in the block; live: it and its column exist (all lanes call, since neighbours are exchanged) */
-DEV void proj_finish(const proj_args &a, const proj_mat &m, const proj_heads &h, uint32_t p, uint32_t col, uint32_t c,
-                     float v, bool live)
+/* p: row in the tiles; c: the column's place in the block; live: it and its column exist (all lanes call, since neighbours
+ * are exchanged) */
+template <int ROLE> DEV void proj_finish(const proj_args &a, const proj_mat &m, const proj_heads &h, uint32_t p,
+                                         uint32_t col, uint32_t c, float v, bool live)
 {
-	row_home home = row_home_of(m.order, m.dim, m.half, p);
+	const uint32_t end = ROLE == ROLE_PROJ ? PROJ_STORE : ROLE == ROLE_HEAD ? PROJ_LOGITS : m.end;
 	float other;
 
-	if (m.end <= PROJ_ACT) {
+	if (ROLE != ROLE_QKV && end == PROJ_GATED) {
+		other = __shfl_down_sync(~0u, v, 8);
+		if (live && !(p & 8))
+			m.out[(size_t)col * m.ld + (p >> 4) * 8 + (p & 7)] = activate(a.act, v) * other;
+		return;
+	}
+	const uint32_t row = one_mat(ROLE) ? p : row_home_of(m.order, m.dim, m.half, p).row; /* one_mat: order is plain */
+
+	if (ROLE != ROLE_QKV && end <= PROJ_ACT) {
 		if (!live)
 			return;
 		if (m.bias)
-			v += m.bias[home.row];
-		if (m.end == PROJ_LOGITS)
+			v += m.bias[row];
+		if (end == PROJ_LOGITS)
 			v = cap_logit(v, a.scale, a.softcap);
-		m.out[(size_t)col * m.ld + home.row] = m.end == PROJ_ACT ? activate(a.act, v) : v;
-		return;
-	}
-	if (m.end == PROJ_GATED) {
-		other = __shfl_down_sync(~0u, v, 8);
-		if (live && !home.which)
-			m.out[(size_t)col * m.ld + home.row] = activate(a.act, v) * other;
+		m.out[(size_t)col * m.ld + row] = end == PROJ_ACT ? activate(a.act, v) : v;
 		return;
 	}
 	if (m.bias && live)
-		v += m.bias[home.row];
+		v += m.bias[row];
 	other = __shfl_xor_sync(~0u, v, 1);
 	if (!live)
 		return;
 	const uint32_t r = p % m.dim, pair = r >> 1;
-	if (m.end != PROJ_VALUE && r < a.rope.n_rot && a.rope.kind) {
+	if (end != PROJ_VALUE && end != PROJ_STORE && r < a.rope.n_rot && a.rope.kind) {
 		float2 cs = c == 0 && pair < 128
 		                    ? h.turn[pair]
 		                    : *(const float2 *)(a.rope.cos_sin + ((size_t)h.pos[c] * (a.rope.n_rot / 2) + pair) * 2);
 
 		v = rotate_one(v, other, r & 1, cs.x, cs.y);
 	}
-	if (m.end == PROJ_QUERY)
-		m.out[(size_t)col * m.ld + home.row] = v;
+	if (end == PROJ_QUERY || end == PROJ_STORE)
+		m.out[(size_t)col * m.ld + row] = v;
 	else if (h.page[c])
-		kv_store(a.kv, h.page[c], h.pos[c], m.end == PROJ_VALUE, home.row / m.dim, home.row % m.dim, v);
+		kv_store(a.kv, h.page[c], h.pos[c], end == PROJ_VALUE, row / m.dim, row % m.dim, v);
 }
 
 /* ---- launches that other files of this folder call --------------------------------------- */

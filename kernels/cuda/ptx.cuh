@@ -72,6 +72,16 @@ DEV void mbar_wait(uint32_t bar, uint32_t phase)
 	             "r"(phase)
 	             : "memory");
 }
+/* Of what is read once: it leaves the L2 first, and what every kernel reads (code, arguments, pages' numbers) stays. */
+DEV void bulk_copy_once(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+	const uint64_t evict_first = 0x12f0000000000000ull; /* what createpolicy gives for it */
+
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+	             "%4;" ::"r"(dst),
+	             "l"(src), "r"(bytes), "r"(bar), "l"(evict_first)
+	             : "memory");
+}
 DEV void bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 {
 	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),

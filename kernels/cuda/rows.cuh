@@ -2,9 +2,10 @@
 /*
  * Work on single rows: residual and norm, activations made ready for products.
  *
- * Owns: the one tree of every row reduction (by width alone), the scaling and the
- * rounding of activations. Every kernel that needs a row's norm calls this with
- * ROW_THREADS threads, so its bits are the same in all of them.
+ * Owns: the trees of row reductions (by width alone), the scaling and the rounding of
+ * activations. Every decode kernel that needs a row's norm calls norm_chunk, every
+ * kernel of a prompt row_add_norm, with ROW_THREADS threads, so its bits are the same
+ * in all of either kind.
  */
 #ifndef APR_KERNELS_CUDA_ROWS_CUH
 #define APR_KERNELS_CUDA_ROWS_CUH
@@ -43,6 +44,11 @@ DEV float warp_max(float s)
 		s = fmaxf(s, __shfl_xor_sync(~0u, s, o));
 	return s;
 }
+/* The largest of numbers that are not negative: their bits compare as they do. A NaN is the largest. */
+DEV float warp_amax(float s)
+{
+	return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(s)));
+}
 /* Sum over the block; red: ROW_WARPS floats of its own a call. All threads take part. */
 DEV float block_sum(float s, float *red)
 {
@@ -79,6 +85,7 @@ struct add_norm_args {  /* of one row: x_out = x + post(y); h = norm(x_out) */
 	norm_args post, norm;
 	uint32_t n;
 	const uint32_t *live; /* or NULL: x_out is kept only where this is not 0 (read after the wait) */
+	float inv_n;          /* 1 / n, of norm_chunk alone */
 };
 
 /* h: shared memory, n floats, in order. red: 2 · ROW_WARPS floats. U: pieces of 8 a thread, U · 4096 >= n.
@@ -176,10 +183,12 @@ DEV float act_scale(float amax)
 	e = 127 + 9 + 127 - e; /* 2^(9 - exponent) */
 	return __uint_as_float((e > 254 ? 254 : e) << 23);
 }
-/* Its inverse: exact, but for scales that were clamped at 2^127 (amax below 2^-118) */
+/* Its inverse, exact: scales lie in 2^-118 … 2^127 */
 DEV float act_unscale(float scale)
 {
-	return 1.0f / scale;
+	uint32_t e = __float_as_uint(scale) >> 23;
+
+	return __uint_as_float(e == 254 ? 1u << 22 : (254 - e) << 23);
 }
 
 /* Where the 16 B piece of (32-group k32, lane column t) goes, and the sums: base + these. EIGHT: column g of a tile. */
@@ -202,8 +211,8 @@ template <bool EIGHT> DEV uint32_t act_bf16_at(uint32_t k32, uint32_t g, uint32_
 DEV void act_load(float *v, const float *row, uint32_t k32, uint32_t t, uint32_t n)
 {
 	uint32_t k = k32 * 32 + 4 * t;
-	float4 a = k < n ? *(const float4 *)(row + k) : make_float4(0, 0, 0, 0);
-	float4 b = k + 16 < n ? *(const float4 *)(row + k + 16) : make_float4(0, 0, 0, 0);
+	float4 a = k < n ? __ldcg((const float4 *)(row + k)) : make_float4(0, 0, 0, 0);
+	float4 b = k + 16 < n ? __ldcg((const float4 *)(row + k + 16)) : make_float4(0, 0, 0, 0);
 
 	v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
@@ -267,6 +276,7 @@ DEV float act_chunk(const float *row, uint32_t n, uint32_t b, uint32_t e, bool b
 				amax = fmaxf(amax, fabsf(v[j][i]));
 		}
 	}
+#pragma unroll 1
 	for (uint32_t k = b + 32; k < e; k += 8) {
 		float u[8];
 
@@ -276,7 +286,7 @@ DEV float act_chunk(const float *row, uint32_t n, uint32_t b, uint32_t e, bool b
 			amax = fmaxf(amax, fabsf(u[i]));
 	}
 	if (!bf16)
-		scale = act_scale(warp_max(amax));
+		scale = act_scale(warp_amax(amax));
 #pragma unroll
 	for (int j = 0; j < 4; j++) {
 		uint32_t k32 = b + j * 8 + (lane >> 2);
@@ -288,6 +298,7 @@ DEV float act_chunk(const float *row, uint32_t n, uint32_t b, uint32_t e, bool b
 				act_store_bf16<EIGHT>(v[j], dst, k32, g, t);
 		}
 	}
+#pragma unroll 1
 	for (uint32_t k = b + 32; k < e; k += 8) {
 		uint32_t k32 = k + (lane >> 2);
 		float u[8];
@@ -303,7 +314,7 @@ DEV float act_chunk(const float *row, uint32_t n, uint32_t b, uint32_t e, bool b
 
 /* ---- the chunk table: by K alone --------------------------------------------------------- */
 struct chunk_plan {
-	uint32_t chunks; /* a power of two, at most 16 */
+	uint32_t chunks, log2; /* a power of two, at most 16; its logarithm */
 	uint32_t cells;  /* K in cells of 256 where K is a multiple of it, else of 64 (the last one padded) */
 	uint32_t cell32; /* 32-groups a cell: 8 or 2 */
 };
@@ -313,14 +324,131 @@ HD chunk_plan chunks_of(uint32_t k)
 
 	c.cell32 = k % 256 == 0 ? 8 : 2;
 	c.cells = (k + c.cell32 * 32 - 1) / (c.cell32 * 32);
-	c.chunks = 16;
-	while (c.chunks > c.cells)
-		c.chunks /= 2;
+	c.log2 = 4;
+	while (1u << c.log2 > c.cells)
+		c.log2--;
+	c.chunks = 1u << c.log2;
 	return c;
 }
 HD uint32_t chunk_begin(const chunk_plan &c, uint32_t i) /* in 32-groups */
 {
-	return c.cells * i / c.chunks * c.cell32;
+	return (c.cells * i >> c.log2) * c.cell32;
+}
+
+/* ---- a row's norm, made ready for products in one pass --------------------------------------- */
+
+/* Sum over the block of what its first `chunks` warps have, by one tree; red: 16 floats of its own a call */
+DEV float chunks_sum(float s, bool mine, float *red)
+{
+	s = warp_sum(s);
+	if ((threadIdx.x & 31) == 0)
+		red[threadIdx.x >> 5] = mine ? s : 0.0f;
+	__syncthreads();
+	return tree_sum<16>(red, 1);
+}
+/* x + post(y) of a chunk, from v = y and x. Its squares' sum goes over the whole row, hence all warps call. */
+template <uint32_t PIECES> DEV void post_norm(const add_norm_args &a, float (*v)[8], bool mine, uint32_t b, uint32_t e, float *red)
+{
+	const uint32_t t = threadIdx.x & 3, g = (threadIdx.x & 31) >> 2;
+	float s = 0.0f, r;
+
+#pragma unroll
+	for (uint32_t j = 0; j < PIECES; j++)
+		if (b + j * 8 < e)
+			s += sum_squares8(v[j]);
+	r = rsqrtf(chunks_sum(s, mine, red) * a.inv_n + a.post.eps);
+#pragma unroll
+	for (uint32_t j = 0; j < PIECES; j++) {
+		uint32_t k32 = b + j * 8 + g, n = k32 < e ? a.n : 0;
+		float u[8], x[8];
+
+		if (!mine || b + j * 8 >= e)
+			continue;
+		act_load(u, a.post.w, k32, t, n);
+		act_load(x, a.x, k32, t, n);
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			v[j][i] = x[i] + v[j][i] * r * u[i];
+	}
+}
+#define PIECES_MAX 4u /* of 256 k: what a chunk of ROW_MAX has */
+
+/* The norm's weights of a warp's chunk, asked for before anything else: b, e its 32-groups, none where it has no chunk */
+template <uint32_t PIECES> DEV void norm_weights(const add_norm_args &a, uint32_t b, uint32_t e, float (*w)[8])
+{
+	const uint32_t t = threadIdx.x & 3, g = (threadIdx.x & 31) >> 2;
+
+#pragma unroll
+	for (uint32_t j = 0; j < PIECES; j++)
+		if (b + j * 8 < e)
+			act_load(w[j], a.norm.w, b + j * 8 + g, t, b + j * 8 + g < e ? a.n : 0);
+}
+/* Each of the block's warps makes its chunk (w: its weights; e: b where it has none) of norm(x + post(y)) ready and, where
+ * `keep`, stores x + post(y). Waits for the previous kernel. red: 32 floats. Returns the chunk's scale to its own warp. */
+template <bool EIGHT, uint32_t PIECES>
+DEV float norm_chunk(const add_norm_args &a, uint32_t b, uint32_t e, float (*w)[8], bool keep, bool bf16, uint8_t *dst,
+                     uint32_t col, float *red)
+{
+	const uint32_t t = threadIdx.x & 3, g = (threadIdx.x & 31) >> 2;
+	const bool mine = b < e;
+	float v[PIECES][8], s = 0.0f, amax = 0.0f, scale = 1.0f, f;
+
+	pdl_wait();
+#pragma unroll
+	for (uint32_t j = 0; j < PIECES; j++) {
+		uint32_t k32 = b + j * 8 + g, n = k32 < e ? a.n : 0;
+		float u[8];
+
+		if (b + j * 8 >= e)
+			continue;
+		act_load(v[j], a.y && a.post.w ? a.y : a.x, k32, t, n);
+		if (a.y && !a.post.w) {
+			act_load(u, a.y, k32, t, n);
+#pragma unroll
+			for (int i = 0; i < 8; i++)
+				v[j][i] += u[i];
+		}
+	}
+	if (a.y && a.post.w)
+		post_norm<PIECES>(a, v, mine, b, e, red + 16);
+#pragma unroll
+	for (uint32_t j = 0; j < PIECES; j++) {
+		const uint32_t k = (b + j * 8 + g) * 32 + 4 * t;
+
+		if (b + j * 8 >= e)
+			continue;
+		s += sum_squares8(v[j]);
+		if (keep && b + j * 8 + g < e && k < a.n) {
+			*(float4 *)(a.x_out + k) = make_float4(v[j][0], v[j][1], v[j][2], v[j][3]);
+			*(float4 *)(a.x_out + k + 16) = make_float4(v[j][4], v[j][5], v[j][6], v[j][7]);
+		}
+#pragma unroll
+		for (int i = 0; i < 8; i++) {
+			v[j][i] *= w[j][i];
+			amax = fmaxf(amax, fabsf(v[j][i]));
+		}
+	}
+	amax = warp_amax(amax);
+	f = rsqrtf(chunks_sum(s, mine, red) * a.inv_n + a.norm.eps);
+	if (!bf16) {
+		scale = fminf(act_scale(amax * f), 0x1p100f); /* so that f stays finite */
+		f *= scale;
+	}
+#pragma unroll
+	for (uint32_t j = 0; j < PIECES; j++) {
+		const uint32_t k32 = b + j * 8 + g;
+
+		if (b + j * 8 >= e)
+			continue;
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			v[j][i] *= f;
+		if (!bf16)
+			act_store<EIGHT>(v[j], 1.0f, dst, k32, col, t, k32 < e);
+		else if (k32 < e)
+			act_store_bf16<EIGHT>(v[j], dst, k32, col, t);
+	}
+	return scale;
 }
 
 #endif

@@ -201,7 +201,7 @@ extern "C" int apr_cuda_prefill_norm(const apr_cuda_launch *l, const float *x, f
 	} else if (owed && y) {
 		return -EINVAL;
 	}
-	a.norm = {x, y, x_out, {post.w, post.eps}, {norm.w, norm.eps}, n, NULL};
+	a.norm = {x, y, x_out, {post.w, post.eps}, {norm.w, norm.eps}, n, NULL, 1.0f / (float)n};
 	a.n = n;
 	return convert_launch(l, &a, dst);
 }

@@ -21,13 +21,12 @@
 struct work_list {
 	uint32_t rounds, tail, tail_unit, tail_half; /* tail: 0 none, 1 a whole unit, 2 half of one */
 };
-HD work_list deal_work(uint32_t units, uint32_t workers, uint32_t me)
+DEV work_list deal_work(const proj_args &a, uint32_t me)
 {
-	work_list w = {units / workers, 0, 0, 0};
-	uint32_t done = w.rounds * workers, left = units - done;
+	const uint32_t done = a.rounds * a.workers, left = a.pairs - done;
+	work_list w = {a.rounds, 0, done, 0};
 
-	w.tail_unit = done;
-	if (2 * left <= workers) {
+	if (2 * left <= a.workers) {
 		if (me < 2 * left) {
 			w.tail = 2;
 			w.tail_unit = done + (me >> 1);
@@ -39,149 +38,203 @@ HD work_list deal_work(uint32_t units, uint32_t workers, uint32_t me)
 	}
 	return w;
 }
-/* Item j of a worker: its unit, or units (none) */
-HD uint32_t work_unit(const work_list &w, uint32_t workers, uint32_t me, uint32_t j)
+/* Item j of a worker: its unit */
+DEV uint32_t work_unit(const work_list &w, uint32_t workers, uint32_t me, uint32_t j)
 {
 	return j < w.rounds ? j * workers + me : w.tail_unit;
 }
 
 /* Which matrix a unit of the whole launch is of; unit becomes its own */
-DEV uint32_t mat_of(const proj_args &a, uint32_t &unit)
+template <int ROLE> DEV uint32_t mat_of(const proj_args &a, uint32_t &unit)
 {
 	uint32_t i = 0;
 
-	while (i + 1 < a.n_mats && unit >= a.mat[i].pairs)
-		unit -= a.mat[i++].pairs;
+	if constexpr (!one_mat(ROLE))
+		while (i + 1 < a.n_mats && unit >= a.mat[i].pairs)
+			unit -= a.mat[i++].pairs;
 	return i;
+}
+
+/* ---- the ring: what a warp reads ahead --------------------------------------------------------- */
+
+HD constexpr bool one_tile(uint32_t mask)
+{
+	return (mask & (mask - 1)) == 0;
+}
+/* Bytes of a slot: the largest stage among the types that the launch can meet. */
+HD constexpr uint32_t slot_size(uint32_t mask)
+{
+	uint32_t most = 0;
+
+	for (uint32_t t = 0; t < APR_TILE_N; t++)
+		if (mask >> t & 1)
+			most = most > stage_size(t) ? most : stage_size(t);
+	return most;
+}
+/* Slots a warp: about 72 KB in flight fill the memory system (measured: one stage of 4608 B a warp beats two for Q4_K in
+ * a chain of dependent launches); sixteen columns leave no room for more. */
+HD constexpr uint32_t ring_slots(uint32_t mask, int ntm)
+{
+	return slot_size(mask) > (ntm == 2 ? 4200u : 4400u) ? 1 : 2;
 }
 
 /* The side of the ring that asks for stages: an item, a place in its chunk. The whole warp keeps it in step. From item to
  * item of one matrix only a constant is added: this runs between products, whose speed instructions limit. */
-template <uint32_t MASK> struct feeder {
+template <int NTM, uint32_t MASK, int ROLE> struct feeder {
+	static const uint32_t SLOTS = ring_slots(MASK, NTM), SLOT = slot_size(MASK);
 	const uint8_t *src;
 	uint32_t left, slot, items; /* bytes of this item's chunk, the slot to fill, items from this one on */
 	uint32_t unit, end, m, skip,
 			chunk_bytes; /* of the matrix: its last unit + 1, what lies between two items' chunks */
+	uint32_t ring, bars;
 
 	static __device__ __forceinline__ uint32_t tile_of(const proj_args &a, uint32_t i)
 	{
-		return (MASK & (MASK - 1)) == 0 ? 31 - __clz(MASK) : a.mat[i].tile;
+		return one_tile(MASK) ? 31 - __clz(MASK) : a.mat[i].tile;
 	}
 	/* The item at hand, from scratch: the first, the first of a matrix, a half */
-	__device__ __forceinline__ void open(const proj_args &a, const work_list &w, uint32_t step, uint32_t k_begin,
-	                                     uint32_t k_end)
+	__device__ __forceinline__ void open(const proj_args &a, const work_list &w, uint32_t k_begin, uint32_t k_end)
 	{
 		const bool half = items == 1 && w.tail == 2;
 
 		if (half)
 			unit = w.tail_unit;
-		while (unit >= end)
+		while (!one_mat(ROLE) && unit >= end)
 			end += a.mat[++m].pairs;
 		const uint32_t tile = tile_of(a, m), size = tile_size(tile), kt = tile_k(tile), pair = a.mat[m].pair_bytes;
 
 		chunk_bytes = left = (k_end - k_begin + kt - 1) / kt * 2 * size;
-		skip = step * pair - chunk_bytes;
+		skip = a.workers * pair - chunk_bytes;
 		src = a.mat[m].tiles + (size_t)(unit - (end - a.mat[m].pairs)) * pair + (size_t)(k_begin / kt) * 2 * size +
 		      (half ? w.tail_half * size : 0);
 	}
-	__device__ __forceinline__ void start(const proj_args &a, const work_list &w, uint32_t me, uint32_t step,
-	                                      uint32_t k_begin, uint32_t k_end)
+	__device__ __forceinline__ void start(const proj_args &a, const work_list &w, uint32_t me, uint32_t k_begin,
+	                                      uint32_t k_end)
 	{
 		unit = me;
 		m = slot = 0;
 		end = a.mat[0].pairs;
 		items = w.rounds + (w.tail ? 1 : 0);
 		if (items)
-			open(a, w, step, k_begin, k_end);
+			open(a, w, k_begin, k_end);
 	}
-	__device__ __forceinline__ void put(const proj_args &a, const work_list &w, uint32_t step, uint32_t k_begin,
-	                                    uint32_t k_end, uint32_t ring, uint32_t bars)
+	__device__ __forceinline__ void put(const proj_args &a, const work_list &w, uint32_t k_begin, uint32_t k_end)
 	{
 		if (!items)
 			return;
-		const uint32_t bytes = min(left, stage_size(tile_of(a, m))), dst = ring + slot * a.slot_bytes,
+		const uint32_t tile = tile_of(a, m), bytes = min(left, stage_size(tile)), dst = ring + slot * SLOT,
 					   bar = bars + slot * 8;
 
 		if (items == 1 && w.tail == 2) { /* one row tile of each two: the other's place keeps what it had, unused */
 			if (elect_one()) {
-				const uint32_t size = tile_size(tile_of(a, m));
+				const uint32_t size = tile_size(tile);
 
 				mbar_expect(bar, bytes / 2);
 				for (uint32_t i = 0; i < bytes; i += 2 * size)
-					bulk_copy(dst + i, src + i, size, bar);
+					bulk_copy_once(dst + i, src + i, size, bar);
 			}
 		} else if (elect_one()) {
 			mbar_expect(bar, bytes);
-			bulk_copy(dst, src, bytes, bar);
+			bulk_copy_once(dst, src, bytes, bar);
 		}
 		src += bytes;
 		left -= bytes;
-		slot = slot + 1 == a.slots ? 0 : slot + 1;
+		slot = slot + 1 == SLOTS ? 0 : slot + 1;
 		if (left)
 			return;
 		items--;
-		unit += step;
-		if (unit < end && !(items == 1 && w.tail == 2)) {
+		unit += a.workers;
+		if ((one_mat(ROLE) || unit < end) && !(items == 1 && w.tail == 2)) {
 			src += skip;
 			left = chunk_bytes;
 		} else if (items) {
-			open(a, w, step, k_begin, k_end);
+			open(a, w, k_begin, k_end);
 		}
+	}
+	/* The slot that the warp has read is free: asked for again, where there is more to come */
+	__device__ __forceinline__ void refill(const proj_args &a, const work_list &w, uint32_t k_begin, uint32_t k_end)
+	{
+		if (items)
+			fence_reads_before_refill();
+		__syncwarp();
+		put(a, w, k_begin, k_end);
 	}
 };
 
 struct reader { /* the side that multiplies */
 	uint32_t slot, phase;
 
-	__device__ __forceinline__ void next(uint32_t slots)
+	template <uint32_t SLOTS> __device__ __forceinline__ void next(void)
 	{
-		if (++slot == slots) {
+		if (++slot == SLOTS) {
 			slot = 0;
 			phase ^= 1;
 		}
 	}
 };
 
-/* One item: the chunk's products with two row tiles, stage by stage */
-template <int TILE, int NTM, uint32_t MASK>
-static __device__ __forceinline__ void run_item(const proj_args &a, const work_list &w, uint32_t step, uint32_t ring,
-                                                uint32_t bars, feeder<MASK> &f, reader &rd, const Acts<NTM> &x,
-                                                uint32_t k_begin, uint32_t k_end, float (*acc)[Acts<NTM>::NT][4])
+/* One item: the chunk's products with R row tiles, stage by stage */
+template <int TILE, int R, int NTM, uint32_t MASK, int ROLE>
+static __device__ __forceinline__ void run_item(const proj_args &a, const work_list &w, feeder<NTM, MASK, ROLE> &f,
+                                                reader &rd, const Acts<NTM> &x, uint32_t k_begin, uint32_t k_end,
+                                                float (*acc)[Acts<NTM>::NT][4])
 {
+	typedef feeder<NTM, MASK, ROLE> F;
 	const int lane = threadIdx.x & 31;
 
 	for (uint32_t k = k_begin; k < k_end; k += stage_k(TILE)) {
-		const uint32_t sp = ring + rd.slot * a.slot_bytes;
+		const uint32_t sp = f.ring + rd.slot * F::SLOT;
 		const uint32_t n = (min(k_end, k + stage_k(TILE)) - k + tile_k(TILE) - 1) / tile_k(TILE);
 
-		mbar_wait(bars + rd.slot * 8, rd.phase);
+		mbar_wait(f.bars + rd.slot * 8, rd.phase);
 		if constexpr (TILE == APR_TILE_Q6_K) {
-			Stage<TILE> s0, s1;
+			Stage<TILE, 1> s0, s1;
 
 			s0.load(sp, lane);
 			if (NTM)
 				s0.mul(x, k, acc[0]);
-			s1.load(sp + tile_size(TILE), lane);
-			fence_reads_before_refill();
-			__syncwarp();
-			f.put(a, w, step, k_begin, k_end, ring, bars);
+			if (R == 2)
+				s1.load(sp + tile_size(TILE), lane);
+			f.refill(a, w, k_begin, k_end);
 			if (!NTM)
 				s0.mul(x, k, acc[0]);
-			s1.mul(x, k, acc[1]);
+			if (R == 2)
+				s1.mul(x, k, acc[1]);
 		} else {
-			Stage<TILE> s;
+			Stage<TILE, R> s;
 
 			s.load(sp, lane, n);
-			fence_reads_before_refill();
-			__syncwarp();
-			f.put(a, w, step, k_begin, k_end, ring, bars);
+			f.refill(a, w, k_begin, k_end);
 			s.mul(x, k, n, lane, acc);
 		}
-		rd.next(a.slots);
+		rd.template next<F::SLOTS>();
 	}
 }
+template <int R, int NTM, uint32_t MASK, int ROLE>
+static __device__ __forceinline__ void run_any(uint32_t tile, const proj_args &a, const work_list &w,
+                                               feeder<NTM, MASK, ROLE> &f, reader &rd, const Acts<NTM> &x,
+                                               uint32_t k_begin, uint32_t k_end, float (*acc)[Acts<NTM>::NT][4])
+{
+#define ITEM(T) \
+	if ((MASK >> T & 1) && (MASK == 1u << T || tile == T)) \
+	run_item<T, R>(a, w, f, rd, x, k_begin, k_end, acc)
+	ITEM(APR_TILE_Q4_K);
+	ITEM(APR_TILE_Q6_K);
+	ITEM(APR_TILE_Q8_0);
+	ITEM(APR_TILE_Q4_1);
+	ITEM(APR_TILE_Q5_0);
+	ITEM(APR_TILE_F16);
+	ITEM(APR_TILE_BF16);
+#undef ITEM
+}
 
-/* Chunk sums of one item to shared memory: [column][36] or, for one column, [32] */
+/* ---- sums --------------------------------------------------------------------------------------- */
+
+/* Floats that a chunk's sums take: [column][36] or, for one column, [32] */
+HD constexpr uint32_t sums_size(int ntm)
+{
+	return ntm ? 36 * 8 * ntm : 32;
+}
 template <int NTM> DEV void store_sums(float *o, const float (*acc)[Acts<NTM>::NT][4], const float *unscale)
 {
 	const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -208,22 +261,22 @@ template <int NTM> DEV void store_sums(float *o, const float (*acc)[Acts<NTM>::N
 }
 
 /* The tree over the chunks, then the epilogue, for items first … last - 1 of all the block's workers */
-template <int NTM> DEV void fold_sums(const proj_args &a, const float *part, uint32_t first, uint32_t last,
-                                      uint32_t group0, uint32_t n_cols, uint32_t workers, uint32_t col0,
-                                      const proj_heads &heads, const work_list &own)
+template <int NTM, int ROLE> DEV void fold_sums(const proj_args &a, const float *part, uint32_t first, uint32_t last,
+                                                uint32_t n_cols, uint32_t col0, const proj_heads &heads)
 {
-	const uint32_t cols = NTM ? 8 * NTM : 1, C = a.chunks.chunks, teams = WARPS / C, stride = NTM ? 36 * cols : 32;
+	const uint32_t cols = NTM ? 8 * NTM : 1, C = a.chunks.chunks, log_teams = 4 - a.chunks.log2;
+	const uint32_t lane = threadIdx.x & 31;
 
-	for (uint32_t o = threadIdx.x >> 5; o < (last - first) * teams * cols; o += WARPS) {
-		const uint32_t place = o / cols, c = o % cols, me = group0 + place % teams, j = first + place / teams;
-		const work_list w = teams == 1 ? own : deal_work(a.pairs, workers, me); /* a division less where it can be */
-		const uint32_t lane = threadIdx.x & 31;
+	for (uint32_t o = threadIdx.x >> 5; o < ((last - first) << log_teams) * cols; o += WARPS) {
+		const uint32_t place = o / cols, c = o % cols, j = first + (place >> log_teams);
+		const uint32_t me = (blockIdx.x << log_teams) + (place & ((1u << log_teams) - 1));
+		const work_list w = deal_work(a, me);
 		bool live = col0 + c < n_cols;
 		float v[16];
 
 		if (j >= w.rounds + (w.tail ? 1 : 0))
 			continue;
-		uint32_t unit = work_unit(w, workers, me, j), m = mat_of(a, unit), p = unit * 32 + lane;
+		uint32_t unit = work_unit(w, a.workers, me, j), m = mat_of<ROLE>(a, unit), p = unit * 32 + lane;
 
 		if (j == w.rounds && w.tail == 2) { /* this half's rows lie in the first sixteen places */
 			p = unit * 32 + w.tail_half * 16 + (lane & 15);
@@ -231,104 +284,116 @@ template <int NTM> DEV void fold_sums(const proj_args &a, const float *part, uin
 		}
 #pragma unroll
 		for (uint32_t i = 0; i < 16; i++)
-			v[i] = i < C ? part[(place * C + i) * stride + c * (NTM ? 36 : 0) + lane] : 0.0f;
+			v[i] = i < C ? part[(place * C + i) * sums_size(NTM) + c * 36 + lane] : 0.0f;
 #pragma unroll
 		for (uint32_t s = 1; s < 16; s *= 2)
 #pragma unroll
 			for (uint32_t i = 0; i < 16; i += 2 * s)
 				if (s < C)
 					v[i] = v[i] + v[i + s];
-		proj_finish(a, a.mat[m], heads, p, col0 + c, c, v[0], live && p < a.mat[m].n_out);
+		proj_finish<ROLE>(a, a.mat[m], heads, p, col0 + c, c, v[0], live && p < a.mat[m].n_out);
 	}
 }
 
-/* One column: this block's own activations, in shared memory. Waits for the previous kernel. Returns the warp's scale. */
-DEV float prologue_one(const proj_args &a, uint8_t *xs, float *h, float *red, float *scales, uint32_t chunk,
-                       uint32_t team)
+/* One column: this block's own activations, in shared memory. Waits for the previous kernel. b, e: the chunk's 32-groups, e
+ * = b where another team makes it; w: its norm's weights. Returns the warp's scale. */
+template <int ROLE, uint32_t PIECES, bool BF16>
+DEV float prologue_one(const proj_args &a, uint8_t *xs, float *red, float *scales, uint32_t chunk, uint32_t b, uint32_t e,
+                       float (*w)[8], bool live)
 {
-	const float *row = a.in;
+	float s = 1.0f;
 
-	if (a.norm.x) {
+	if (ROLE == ROLE_PROJ) {
+		pdl_wait();
+		if (b < e)
+			s = act_chunk<false>(a.in, a.k, b, e, BF16, xs, 0);
+	} else {
 		add_norm_args n = a.norm;
+		bool keep = ROLE != ROLE_HEAD && n.x_out && live &&
+		            min(chunk, gridDim.x - 1) == blockIdx.x; /* each block a chunk of it */
 
-		n.live = a.n_live;
-		if (blockIdx.x)
-			n.x_out = NULL;
-		if (a.pick) { /* the row is known only when the previous kernel has ended; a step of no rows has none */
-			pdl_wait();
-			size_t at = *a.n_live ? (size_t)a.pick[0] * n.n : 0;
+		if (ROLE == ROLE_HEAD && a.pick) { /* a step of no rows has none */
+			size_t at = live ? (size_t)a.pick[0] * n.n : 0;
 
 			n.x += at;
 			n.y = n.y ? n.y + at : NULL;
 		}
-		row_add_norm_any<true>(n, h, red);
-		row = h;
-	} else {
-		pdl_wait();
+		s = norm_chunk<false, PIECES>(n, b, e, w, keep, BF16, xs, 0, red);
 	}
-	if (team == 0) {
-		float s = act_chunk<false>(row, a.k, chunk_begin(a.chunks, chunk), chunk_begin(a.chunks, chunk + 1), a.bf16, xs,
-		                           0);
-
-		if ((threadIdx.x & 31) == 0)
-			scales[chunk] = s;
-	}
-	if (a.chunks.chunks < WARPS)
-		__syncthreads();
-	else
+	if (a.chunks.chunks == WARPS) {
 		__syncwarp();
+		return s;
+	}
+	if (b < e && (threadIdx.x & 31) == 0)
+		scales[chunk] = s;
+	__syncthreads();
 	return scales[chunk];
+}
+/* A launch's arguments are new to the constant cache, line by line: one warp asks for all of them at once. */
+DEV void touch_arguments(const proj_args &a)
+{
+	const uint32_t lines = (sizeof a + 63) / 64, lane = threadIdx.x & 31;
+
+	if (threadIdx.x >> 5 == WARPS - 1) {
+		uint32_t v = ((const uint32_t *)&a)[lane < lines ? lane * 16 : 0];
+
+		asm volatile("" ::"r"(v));
+	}
 }
 
 /* MASK: the tile types that the launch can meet. Those that meet often have a kernel of their own: all seven in one cost
  * registers that none of them needs. */
-template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS * 32, 1)
+template <int NTM, uint32_t MASK, int ROLE, uint32_t PIECES> static __global__ void __launch_bounds__(WARPS * 32, 1)
 		proj_decode(const __grid_constant__ proj_args a)
 {
 	extern __shared__ __align__(128) uint8_t sm[];
+	typedef feeder<NTM, MASK, ROLE> F;
 	const uint32_t lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
-	const uint32_t C = a.chunks.chunks, teams = WARPS / C, chunk = warp % C, team = warp / C;
-	const uint32_t workers = gridDim.x * teams, me = blockIdx.x * teams + team, col0 = blockIdx.y * (NTM ? 8 * NTM : 1);
+	const uint32_t C = a.chunks.chunks, log_teams = 4 - a.chunks.log2, chunk = warp & (C - 1), team = warp >> a.chunks.log2;
+	const uint32_t me = (blockIdx.x << log_teams) + team, col0 = blockIdx.y * (NTM ? 8 * NTM : 1);
 	const uint32_t k_begin = chunk_begin(a.chunks, chunk) * 32, k_end = chunk_begin(a.chunks, chunk + 1) * 32;
-	const work_list w = deal_work(a.pairs, workers, me);
-	const uint32_t items = w.rounds + (w.tail ? 1 : 0), rounds = (a.pairs + workers - 1) / workers;
-	const uint32_t ring = smem_addr(sm) + warp * a.slots * a.slot_bytes;
-	uint8_t *after = sm + WARPS * a.slots * a.slot_bytes;
-	const uint32_t bars = smem_addr(after) + warp * a.slots * 8;
-	float *red = (float *)(after + WARPS * a.slots * 8), *scales = red + 2 * ROW_WARPS;
+	const work_list w = deal_work(a, me);
+	const uint32_t items = w.rounds + (w.tail ? 1 : 0), rounds = a.rounds + (a.pairs > a.rounds * a.workers ? 1 : 0);
+	uint8_t *after = sm + WARPS * F::SLOTS * F::SLOT;
+	float *red = (float *)(after + WARPS * F::SLOTS * 8), *scales = red + 32;
 	proj_heads *heads = (proj_heads *)(scales + 16);
 	float *part = (float *)(heads + 1);
-	const uint32_t part_size = a.fold * WARPS * (NTM ? 36 * 8 * NTM : 32), parts = rounds > a.fold ? 2 : 1;
+	const uint32_t part_size = a.fold * WARPS * sums_size(NTM), parts = rounds > a.fold ? 2 : 1;
 	uint8_t *xs = (uint8_t *)(part + parts * part_size);
 	float unscale[2 * Acts<NTM>::NT];
-	feeder<MASK> f;
+	const bool norm = ROLE == ROLE_QKV || ROLE == ROLE_FFN || ROLE == ROLE_HEAD;
+	const uint32_t own_end = team ? k_begin : k_end; /* of the chunks that this warp makes ready */
+	float nw[PIECES][8];
+	F f;
 	reader rd = {0, 0};
 	Acts<NTM> x;
 
+	const uint32_t n_cols = min(__ldcg(a.n_live), NTM ? a.columns : 1u);
+	touch_arguments(a);
+	if (norm)
+		norm_weights<PIECES>(a.norm, k_begin / 32, own_end / 32, nw);
+	f.ring = smem_addr(sm) + warp * F::SLOTS * F::SLOT;
+	f.bars = smem_addr(after) + warp * F::SLOTS * 8;
 	if (lane == 0) {
-		for (uint32_t i = 0; i < a.slots; i++)
-			mbar_init(bars + i * 8);
+#pragma unroll
+		for (uint32_t i = 0; i < F::SLOTS; i++)
+			mbar_init(f.bars + i * 8);
 		mbar_init_fence();
 	}
 	__syncwarp();
-	f.start(a, w, me, workers, k_begin, k_end);
-	for (uint32_t i = 0; i < a.slots; i++)
-		f.put(a, w, workers, k_begin, k_end, ring, bars);
+	f.start(a, w, me, k_begin, k_end);
+#pragma unroll
+	for (uint32_t i = 0; i < F::SLOTS; i++)
+		f.put(a, w, k_begin, k_end);
 	pdl_next();
-	uint32_t n_cols;
-
+	if (ROLE == ROLE_QKV || ROLE == ROLE_MANY)
+		load_heads(a, heads, col0, n_cols);
 	if (NTM == 0) {
-		uint32_t cells = (a.k + 255) / 256;
-		float *h = (float *)(xs + cells * (a.bf16 ? X_ONE_BF16 : X_ONE_F16));
-
-		unscale[0] = act_unscale(prologue_one(a, xs, h, red, scales, chunk, team));
-		n_cols = min(*a.n_live, 1u);
-		load_heads(a, heads, 0, n_cols);
+		unscale[0] = act_unscale(prologue_one<ROLE, PIECES, MASK == 1u << APR_TILE_BF16>(
+				a, xs, red, scales, chunk, k_begin / 32, own_end / 32, nw, n_cols != 0));
 		x.smem = smem_addr(xs) + (lane & 3) * 16;
 	} else {
 		pdl_wait();
-		n_cols = min(*a.n_live, a.columns);
-		load_heads(a, heads, col0, n_cols);
 		x.tile_stride = (uint32_t)a.acts_tile;
 		x.gmem = a.acts + (size_t)blockIdx.y * NTM * a.acts_tile + lane * 16;
 #pragma unroll
@@ -345,27 +410,19 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 	for (uint32_t it = 0; it < rounds; it++) {
 		if (it < items) {
 			float acc[2][Acts<NTM>::NT][4] = {};
-			uint32_t unit = work_unit(w, workers, me, it), m = mat_of(a, unit);
+			uint32_t unit = work_unit(w, a.workers, me, it), tile = a.mat[mat_of<ROLE>(a, unit)].tile;
 
-#define ITEM(T) \
-	if ((MASK >> T & 1) && (MASK == 1u << T || a.mat[m].tile == T)) \
-	run_item<T, NTM, MASK>(a, w, workers, ring, bars, f, rd, x, k_begin, k_end, acc)
-			ITEM(APR_TILE_Q4_K);
-			ITEM(APR_TILE_Q6_K);
-			ITEM(APR_TILE_Q8_0);
-			ITEM(APR_TILE_Q4_1);
-			ITEM(APR_TILE_Q5_0);
-			ITEM(APR_TILE_F16);
-			ITEM(APR_TILE_BF16);
-#undef ITEM
+			if (ROLE == ROLE_QKV && it == w.rounds && w.tail == 2)
+				run_any<1>(tile, a, w, f, rd, x, k_begin, k_end, acc);
+			else
+				run_any<2>(tile, a, w, f, rd, x, k_begin, k_end, acc);
 			store_sums<NTM>(part + side * part_size +
-			                        (((it - first) * teams + team) * C + chunk) * (NTM ? 36 * 8 * NTM : 32),
+			                        (((((it - first) << log_teams) + team) << a.chunks.log2) + chunk) * sums_size(NTM),
 			                acc, unscale);
 		}
 		if (it + 1 - first == a.fold || it + 1 == rounds) {
 			__syncthreads();
-			fold_sums<NTM>(a, part + side * part_size, first, it + 1, blockIdx.x * teams, n_cols, workers, col0, *heads,
-			               w);
+			fold_sums<NTM, ROLE>(a, part + side * part_size, first, it + 1, n_cols, col0, *heads);
 			side ^= parts - 1;
 			first = it + 1;
 		}
@@ -376,111 +433,144 @@ template <int NTM, uint32_t MASK> static __global__ void __launch_bounds__(WARPS
 
 static __global__ void __launch_bounds__(ROW_THREADS, 1) prepare_rows(const __grid_constant__ prepare_args a)
 {
-	extern __shared__ __align__(128) uint8_t sm[];
+	__shared__ __align__(16) float red[32];
 	const uint32_t col = blockIdx.x, warp = threadIdx.x >> 5;
-	float *red = (float *)sm, *h = red + 2 * ROW_WARPS;
-	const float *row;
+	float s = 1.0f;
 
 	pdl_next();
-	pdl_wait();
-	if (col >= min(*a.n_live, a.columns))
+	if (col >= min(*a.n_live, a.columns)) {
+		pdl_wait();
 		return;
-	size_t at = (size_t)(a.pick ? a.pick[col] : col) * a.k;
+	}
+	const size_t at = (size_t)(a.pick ? a.pick[col] : col) * a.k;
+	const bool mine = warp < a.chunks.chunks;
+	uint8_t *dst = a.acts + (col >> 3) * a.acts_tile;
 
-	row = a.in + at;
 	if (a.norm.x) {
 		add_norm_args n = a.norm;
 
 		n.x += at;
 		n.y = n.y ? n.y + at : NULL;
 		n.x_out = n.x_out ? n.x_out + at : NULL;
-		row_add_norm_any<false>(n, h, red);
-		row = h;
-	}
-	if (warp < a.chunks.chunks) {
-		float s = act_chunk<true>(row, a.k, chunk_begin(a.chunks, warp), chunk_begin(a.chunks, warp + 1), a.bf16,
-		                          a.acts + (col >> 3) * a.acts_tile, col & 7);
+		float w[PIECES_MAX][8];
+		const uint32_t b = mine ? chunk_begin(a.chunks, warp) : 0, e = mine ? chunk_begin(a.chunks, warp + 1) : 0;
 
-		if ((threadIdx.x & 31) == 0)
-			a.scales[col * 16 + warp] = s;
+		norm_weights<PIECES_MAX>(n, b, e, w);
+		s = norm_chunk<true, PIECES_MAX>(n, b, e, w, n.x_out != NULL, a.bf16, dst, col & 7, red);
+	} else {
+		pdl_wait();
+		if (mine)
+			s = act_chunk<true>(a.in + at, a.k, chunk_begin(a.chunks, warp), chunk_begin(a.chunks, warp + 1), a.bf16,
+			                    dst, col & 7);
 	}
+	if (mine && (threadIdx.x & 31) == 0)
+		a.scales[col * 16 + warp] = s;
 }
 int prepare_launch(const apr_cuda_launch *l, const prepare_args *a)
 {
-	size_t smem = 2 * ROW_WARPS * 4 + (a->norm.x ? (size_t)a->k * 4 : 0);
-
 	if (a->norm.x && a->k > ROW_MAX)
 		return -ENOTSUP;
-	return launch(prepare_rows, dim3(a->columns), ROW_THREADS, smem, l->stream, l->pdl, *a);
+	return launch(prepare_rows, dim3(a->columns), ROW_THREADS, 0, l->stream, l->pdl, *a);
 }
 
-/* ---- the launch: how many stages, how many rounds between epilogues, which grid -------------------- */
+/* ---- the launch: how many rounds between epilogues, which grid ------------------------------------ */
 
-static size_t proj_smem(const proj_args *a, uint32_t ntm, uint32_t grid, uint32_t slots, uint32_t fold)
+static size_t proj_smem(const proj_args *a, uint32_t mask, int ntm, uint32_t fold)
 {
-	uint32_t teams = WARPS / a->chunks.chunks, workers = grid * teams, rounds = (a->pairs + workers - 1) / workers;
-	size_t sum = (size_t)WARPS * slots * (a->slot_bytes + 8) + (2 * ROW_WARPS + 16) * 4 + sizeof(proj_heads);
+	uint32_t rounds = (a->pairs + a->workers - 1) / a->workers;
+	size_t sum = (size_t)WARPS * ring_slots(mask, ntm) * (slot_size(mask) + 8) + (32 + 16) * 4 + sizeof(proj_heads);
 
-	sum += (rounds > fold ? 2 : 1) * (size_t)fold * WARPS * (ntm ? 36 * 8 * ntm : 32) * 4;
-	if (!ntm)
-		sum += (size_t)(a->k + 255) / 256 * (a->bf16 ? X_ONE_BF16 : X_ONE_F16) + (a->norm.x ? (size_t)a->k * 4 : 0);
-	return sum;
+	sum += (rounds > fold ? 2 : 1) * (size_t)fold * WARPS * sums_size(ntm) * 4;
+	return ntm ? sum : sum + (size_t)(a->k + 255) / 256 * (a->bf16 ? X_ONE_BF16 : X_ONE_F16);
 }
 
-template <int NTM> static int launch_mask(const apr_cuda_launch *l, const proj_args *a, dim3 grid, size_t smem)
+template <int NTM, uint32_t MASK, int ROLE, uint32_t PIECES>
+static int launch_kernel(const apr_cuda_launch *l, const proj_args *a, dim3 grid, size_t smem)
 {
-	uint32_t mask = 0;
+	if (NTM == 0 && prefer_shared(proj_decode<NTM, MASK, ROLE, PIECES>))
+		return -EIO;
+	return launch(proj_decode<NTM, MASK, ROLE, PIECES>, grid, WARPS * 32, smem, l->stream, l->pdl, *a);
+}
+/* A norm of one piece of 256 a warp has a kernel of its own: the code is a third shorter */
+template <int NTM, uint32_t MASK, int ROLE>
+static int launch_sized(const apr_cuda_launch *l, const proj_args *a, dim3 grid, size_t smem)
+{
+	const uint32_t cells = (a->chunks.cells + a->chunks.chunks - 1) / a->chunks.chunks;
 
-	for (uint32_t i = 0; i < a->n_mats; i++)
-		mask |= 1u << a->mat[i].tile;
+	if (ROLE == ROLE_PROJ || ROLE == ROLE_MANY || cells * a->chunks.cell32 <= 8)
+		return launch_kernel<NTM, MASK, ROLE, 1>(l, a, grid, smem);
+	return launch_kernel<NTM, MASK, ROLE, ROLE == ROLE_PROJ || ROLE == ROLE_MANY ? 1 : PIECES_MAX>(l, a, grid, smem);
+}
+template <int NTM, uint32_t MASK, int ROLE> static int launch_one(const apr_cuda_launch *l, proj_args *a, dim3 grid)
+{
+	const size_t room = NTM ? APR_SMEM_MAX * 3 / 4 : APR_SMEM_MAX; /* several columns: what is left is L1: acts stay */
+	const uint32_t rounds = (a->pairs + a->workers - 1) / a->workers;
+
+	a->fold = rounds < 32 ? rounds : 32;
+	while (a->fold > 1 && proj_smem(a, MASK, NTM, a->fold) > room)
+		a->fold /= 2;
+	const size_t smem = proj_smem(a, MASK, NTM, a->fold);
+
+	if (smem > APR_SMEM_MAX)
+		return -ENOTSUP;
+	return launch_sized<NTM, MASK, ROLE>(l, a, grid, smem);
+}
+template <int NTM, int ROLE>
+static int launch_mask(const apr_cuda_launch *l, uint32_t mask, proj_args *a, dim3 grid)
+{
+	const uint32_t all = (1u << APR_TILE_N) - 1;
+
 	switch (mask) {
 #define MASKED(M) \
-	case M: return launch(proj_decode<NTM, M>, grid, WARPS * 32, smem, l->stream, l->pdl, *a)
+	case M: return launch_one<NTM, M, ROLE>(l, a, grid)
 		MASKED(1u << APR_TILE_Q4_K);
 		MASKED(1u << APR_TILE_Q6_K);
-		MASKED(1u << APR_TILE_Q4_K | 1u << APR_TILE_Q6_K);
 		MASKED(1u << APR_TILE_Q8_0);
 		MASKED(1u << APR_TILE_Q4_1);
 		MASKED(1u << APR_TILE_Q5_0);
 		MASKED(1u << APR_TILE_F16);
 		MASKED(1u << APR_TILE_BF16);
 #undef MASKED
-	default: return launch(proj_decode<NTM, (1u << APR_TILE_N) - 1>, grid, WARPS * 32, smem, l->stream, l->pdl, *a);
+	}
+	if constexpr (one_mat(ROLE))
+		return -ENOTSUP;
+	else if (mask == (1u << APR_TILE_Q4_K | 1u << APR_TILE_Q6_K))
+		return launch_one<NTM, 1u << APR_TILE_Q4_K | 1u << APR_TILE_Q6_K, ROLE>(l, a, grid);
+	else
+		return launch_one<NTM, all, ROLE>(l, a, grid);
+}
+static int role_of(const proj_args *a)
+{
+	switch (a->mat[0].end) {
+	case PROJ_LOGITS: return ROLE_HEAD;
+	case PROJ_ACT:
+	case PROJ_GATED: return ROLE_FFN;
+	default: return a->norm.x ? ROLE_QKV : ROLE_PROJ;
 	}
 }
 
-/* a: everything but slot_bytes, slots and fold. One column where a->columns is 1, else acts and scales are ready. */
+/* a: everything but workers, rounds and fold. One column where a->columns is 1, else acts and scales are ready. */
 int proj_launch(const apr_cuda_launch *l, const proj_args *in)
 {
 	proj_args a = *in;
-	uint32_t ntm = a.columns == 1   ? 0
-	               : a.columns <= 8 ? 1
-	                                : 2,
-			 groups = ntm ? (a.columns + 8 * ntm - 1) / (8 * ntm) : 1;
-	uint32_t teams = WARPS / a.chunks.chunks, most = (a.pairs * 2 + teams - 1) / teams;
-	uint32_t grid = l->sms / groups, rounds;
-	size_t room = ntm ? APR_SMEM_MAX * 3 / 4 : APR_SMEM_MAX; /* several columns: what is left is L1, where acts stay */
+	const uint32_t ntm = a.columns == 1 ? 0 : a.columns <= 8 ? 1 : 2;
+	const uint32_t groups = ntm ? (a.columns + 8 * ntm - 1) / (8 * ntm) : 1, teams = WARPS / a.chunks.chunks;
+	const uint32_t most = (a.pairs * 2 + teams - 1) / teams;
+	uint32_t grid = l->sms / groups, mask = 0;
 
-	a.slot_bytes = 0;
-	for (uint32_t i = 0; i < a.n_mats; i++)
-		a.slot_bytes = a.slot_bytes > stage_size(a.mat[i].tile) ? a.slot_bytes : stage_size(a.mat[i].tile);
 	grid = grid < 1 ? 1 : grid > most ? most : grid;
-	rounds = (a.pairs + grid * teams - 1) / (grid * teams);
-	/* Stages: about 72 KB in flight fill the memory system (measured: one stage of 4608 B a warp beats two for Q4_K in a
-	 * chain of dependent launches). */
-	a.slots = a.slot_bytes > 4400 ? 1 : 2;
-	a.fold = rounds < 16 ? rounds : 16;
-	while (a.fold > 1 && proj_smem(&a, ntm, grid, a.slots, a.fold) > room)
-		a.fold /= 2;
-	if (proj_smem(&a, ntm, grid, a.slots, a.fold) > room)
-		a.slots = 1;
-	size_t smem = proj_smem(&a, ntm, grid, a.slots, a.fold);
-
-	if (smem > APR_SMEM_MAX)
-		return -ENOTSUP;
-	switch (ntm) {
-	case 0: return launch_mask<0>(l, &a, dim3(grid), smem);
-	case 1: return launch_mask<1>(l, &a, dim3(grid, groups), smem);
-	default: return launch_mask<2>(l, &a, dim3(grid, groups), smem);
+	a.workers = grid * teams;
+	a.rounds = a.pairs / a.workers;
+	for (uint32_t i = 0; i < a.n_mats; i++)
+		mask |= 1u << a.mat[i].tile;
+	if (ntm == 1)
+		return launch_mask<1, ROLE_MANY>(l, mask, &a, dim3(grid, groups));
+	if (ntm == 2)
+		return launch_mask<2, ROLE_MANY>(l, mask, &a, dim3(grid, groups));
+	switch (role_of(&a)) {
+	case ROLE_QKV: return launch_mask<0, ROLE_QKV>(l, mask, &a, dim3(grid));
+	case ROLE_FFN: return launch_mask<0, ROLE_FFN>(l, mask, &a, dim3(grid));
+	case ROLE_HEAD: return launch_mask<0, ROLE_HEAD>(l, mask, &a, dim3(grid));
+	default: return launch_mask<0, ROLE_PROJ>(l, mask, &a, dim3(grid));
 	}
 }

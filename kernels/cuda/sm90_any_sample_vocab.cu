@@ -51,6 +51,7 @@ struct row {          /* what a thread knows of it */
 	uint32_t base, n; /* ids base … base + n - 1 */
 	shared *s;
 	float max, temperature;
+	float mine; /* the largest of the ids that this thread looked at to find max */
 	uint32_t turn;
 };
 
@@ -89,20 +90,64 @@ static __device__ unsigned long long reduce(row &r, unsigned long long v, unsign
 
 #define EACH(r, i) for (uint32_t i = threadIdx.x; i < (r).n; i += THREADS)
 
-/* Rank of the best id; *bad: a NaN or an infinity above */
-static __device__ uint64_t best_rank(row &r, bool *bad)
-{
-	unsigned long long best = ~0ull;
+struct best_of { /* of a thread's ids, looked at in ascending order: the largest, the first of equals */
+	float z;
+	uint32_t id;
+	bool sick;
 
-	EACH (r, i) {
-		float z = r.z[i];
-		uint64_t rank = z < INFINITY ? apr_rank(z, r.base + i) : 0; /* no finite z has rank 0 */
-
-		best = rank < best ? rank : best;
+	__device__ __forceinline__ void see(float v, uint32_t i)
+	{
+		sick = sick || !(v < INFINITY);
+		if (v > z)
+			z = v, id = i;
 	}
+};
+/* Rank of the best id; *bad: a NaN or an infinity above */
+static __device__ uint64_t best_rank(row &r, const best_of &b, bool *bad)
+{
+	unsigned long long best = r.n <= threadIdx.x ? ~0ull : b.sick ? 0 : apr_rank(b.z, b.id); /* no finite z has rank 0 */
+
+	r.mine = b.z;
 	best = reduce<op_min>(r, best, ~0ull);
 	*bad = best == 0;
 	return best;
+}
+/* The row to shared memory, and its best */
+static __device__ uint64_t load_row(row &r, const float *logits, bool *bad)
+{
+	best_of b = {-INFINITY, r.base + threadIdx.x, false};
+	uint32_t done = 0;
+
+	logits += r.base;
+	if (((uintptr_t)logits & 15) == 0) {
+		done = r.n & ~3u;
+		b.id = r.base + threadIdx.x * 4;
+#pragma unroll 8
+		for (uint32_t i = threadIdx.x * 4; i < done; i += THREADS * 4) {
+			float4 v = __ldcg((const float4 *)(logits + i));
+
+			*(float4 *)(r.z + i) = v;
+			b.see(v.x, r.base + i);
+			b.see(v.y, r.base + i + 1);
+			b.see(v.z, r.base + i + 2);
+			b.see(v.w, r.base + i + 3);
+		}
+	}
+	for (uint32_t i = done + threadIdx.x; i < r.n; i += THREADS) {
+		float v = __ldcg(logits + i);
+
+		r.z[i] = v;
+		b.see(v, r.base + i);
+	}
+	return best_rank(r, b, bad);
+}
+static __device__ uint64_t best_again(row &r, bool *bad)
+{
+	best_of b = {-INFINITY, r.base + threadIdx.x, false};
+
+	EACH (r, i)
+		b.see(r.z[i], r.base + i);
+	return best_rank(r, b, bad);
 }
 static __device__ uint64_t mass_of(row &r, uint64_t last)
 {
@@ -389,14 +434,103 @@ static __device__ uint32_t draw(row &r, const apr_cuda_draw &d, uint32_t likelie
 	return (uint32_t)reduce<op_min>(r, apr_rank(best, best_id), ~0ull);
 }
 
+/* ---- top-k of few ------------------------------------------------------------------------------ */
+
+/* Ids that may be among the k best, in the first block's list; how many. Where more than LIST: not all of them. The k best
+ * lie no further from max than the k-th of the threads' own best. */
+static __device__ uint32_t gather_best(const row &r, uint32_t k)
+{
+	cg::cluster_group cluster = cg::this_cluster();
+	shared *first = cluster.map_shared_rank(r.s, 0);
+	uint32_t bin;
+
+	if (k > LIST)
+		return LIST + 1;
+	clear_hist(r);
+	if (r.mine >= -FLT_MAX)
+		atomicAdd((uint32_t *)&r.s->hist[bin_of(r, r.mine)], 1);
+	find_digit(r, k);
+	bin = r.s->digit;
+	if (bin >= BINS - 1) /* past all, or where the bins end */
+		return LIST + 1;
+	EACH (r, i) {
+		float z = r.z[i];
+
+		if (!(z >= -FLT_MAX) || bin_of(r, z) > bin)
+			continue;
+		uint32_t at = atomicAdd(&first->found, 1);
+
+		if (at < LIST)
+			first->list[at] = apr_rank(z, r.base + i);
+	}
+	cluster.sync();
+	bin = first->found;
+	cluster.sync(); /* found is read by all: made ready for the next time */
+	if (threadIdx.x == 0)
+		r.s->found = 0;
+	return bin;
+}
+/* Over the block alone */
+template <typename OP> static __device__ unsigned long long block_reduce(shared *s, unsigned long long v)
+{
+	for (int o = 16; o; o >>= 1)
+		v = OP::of(v, __shfl_xor_sync(~0u, v, o));
+	__syncthreads();
+	if ((threadIdx.x & 31) == 0)
+		s->warp[threadIdx.x >> 5] = v;
+	__syncthreads();
+	v = s->warp[threadIdx.x & 31];
+	for (int o = 16; o; o >>= 1)
+		v = OP::of(v, __shfl_xor_sync(~0u, v, o));
+	return v;
+}
+/* The first block chooses among the n ids of its list, one a thread: top-k, top-p, min-p, the draw */
+static __device__ uint32_t choose_listed(const row &r, const apr_cuda_draw &d, uint32_t likeliest, uint32_t n)
+{
+	const float log2_min_p = d.min_p > 0.0f ? apr_log2(d.min_p) : -INFINITY;
+	shared *s = r.s;
+	uint32_t t = threadIdx.x, better = 0;
+	uint64_t rank = t < n ? s->list[t] : ~0ull;
+	float z = apr_rank_value(rank), best = apr_draw(r.max, r.max, r.temperature, d.seed, d.sample, d.position, likeliest);
+	unsigned long long w, before = 0, key = apr_rank(best, likeliest);
+
+	if (t < n)
+		for (uint32_t i = 0; i < n; i++)
+			better += s->list[i] < rank;
+	bool kept = t < n && better < d.top_k;
+
+	if (d.top_p < 1.0f) {
+		w = kept ? apr_weight_fixed(z, r.max, r.temperature) : 0;
+		s->weight[t] = w;
+		uint64_t target = apr_top_p_target(block_reduce<op_sum>(s, w), d.top_p);
+
+		if (kept)
+			for (uint32_t i = 0; i < n; i++)
+				before += s->list[i] < rank ? s->weight[i] : 0;
+		kept = kept && before < (target ? target : 1); /* those that come after the sum has reached it are gone */
+	}
+	if (kept && apr_min_p_keeps(z, r.max, r.temperature, log2_min_p)) {
+		uint64_t mine = apr_rank(apr_draw(z, r.max, r.temperature, d.seed, d.sample, d.position, (uint32_t)rank),
+		                         (uint32_t)rank);
+
+		key = mine < key ? mine : key;
+	}
+	return (uint32_t)block_reduce<op_min>(s, key);
+}
+
 static __device__ uint32_t choose(row &r, const apr_cuda_draw &d, uint64_t best, uint32_t n_vocab)
 {
 	uint64_t last = ~0ull;
 
 	if (!(d.temperature > 0.0f) || d.top_k == 1 || n_vocab == 1)
 		return (uint32_t)best;
-	if (d.top_k && d.top_k < n_vocab)
+	if (d.top_k && d.top_k < n_vocab) {
+		uint32_t n = gather_best(r, d.top_k);
+
+		if (n <= LIST)
+			return cg::this_cluster().block_rank() == 0 ? choose_listed(r, d, (uint32_t)best, n) : 0;
 		last = select_last(r, d.top_k, false, ~0ull);
+	}
 	if (d.top_p < 1.0f) {
 		uint64_t target = apr_top_p_target(mass_of(r, last), d.top_p),
 				 cut = select_last(r, target ? target : 1, true, last);
@@ -455,9 +589,7 @@ static __device__ void one_row(const sample_args &a, row &r, const apr_cuda_draw
 	float raw_max, log_sum = 0.0f;
 
 	out->numeric = 1;
-	EACH (r, i)
-		r.z[i] = __ldcg(logits + r.base + i);
-	best = best_rank(r, &bad);
+	best = load_row(r, logits, &bad);
 	r.max = raw_max = apr_rank_value(best);
 	if (bad || best == ~0ull || r.max == -INFINITY || (d.kind == APR_CUDA_SCORE && d.score_id >= a.n_vocab))
 		return;
@@ -467,7 +599,7 @@ static __device__ void one_row(const sample_args &a, row &r, const apr_cuda_draw
 	if (d.kind == APR_CUDA_SAMPLE) {
 		if (adjusts(d)) {
 			adjust(r, d);
-			best = best_rank(r, &bad);
+			best = best_again(r, &bad);
 			r.max = apr_rank_value(best);
 			if (bad || r.max == -INFINITY)
 				return;
@@ -475,7 +607,7 @@ static __device__ void one_row(const sample_args &a, row &r, const apr_cuda_draw
 		out->id = choose(r, d, best, a.n_vocab);
 	}
 	out->numeric = 0;
-	if (raw)
+	if (raw) /* of other blocks than the first it is not looked at */
 		out->logprob = (__ldcg(logits + out->id) - raw_max) - log_sum;
 }
 

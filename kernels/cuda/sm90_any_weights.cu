@@ -141,8 +141,10 @@ static __global__ void __launch_bounds__(256)
 {
 	const uint32_t row = blockIdx.x;
 
-	pdl_next();
+	/* The first of a pass's kernels: those behind it read the rows without waiting for anybody, hence start after what
+	 * wrote them has ended. */
 	pdl_wait();
+	pdl_next();
 	if (row >= min(*rows.n, bucket))
 		return;
 	const uint32_t id = (uint32_t)rows.tok[row];

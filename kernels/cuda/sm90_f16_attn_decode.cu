@@ -35,11 +35,13 @@ struct piece { /* of a row's keys: those of segment seg from lo to hi - 1 */
 };
 
 /* The piece's keys (or values) to shared memory, zeros for the others of their blocks of 64; chunks of 16 B are permuted
- * by the key's last three bits. */
-template <int DIM> DEV void load_rows(uint32_t dst, const attn_args &a, const piece &p, bool value)
+ * by the key's last three bits. Those from `fresh` on are left out: this step's, not there before the previous kernel has
+ * ended. */
+template <int DIM> DEV void load_rows(uint32_t dst, const attn_args &a, const piece &p, bool value, uint32_t fresh)
 {
-	const uint32_t dim = value ? a.kv.v_dim : a.kv.k_dim, per = DIM / 8, c = threadIdx.x % per;
-	const size_t at = (value ? (size_t)a.kv.n_kv_heads * 64 * a.kv.k_dim : 0) + (size_t)p.kvh * 64 * dim + c * 8;
+	const uint32_t dim = value ? a.kv.v_dim : a.kv.k_dim, per = DIM / 8, c = threadIdx.x % per, r0 = threadIdx.x / per;
+	const uint32_t STEP = 256 / per, to = dst + r0 * DIM * 2 + ((c ^ (r0 & 7)) << 4); /* STEP: a multiple of 8 */
+	const size_t at = (value ? (size_t)a.kv.n_kv_heads * 64 * a.kv.k_dim : 0) + ((size_t)p.kvh * 64 + r0) * dim + c * 8;
 
 #pragma unroll
 	for (uint32_t b = 0; b < SEG / 64; b++) {
@@ -47,12 +49,40 @@ template <int DIM> DEV void load_rows(uint32_t dst, const attn_args &a, const pi
 			continue;
 		const __half *src = (const __half *)p.page[b] + at;
 
+		if (b * 64 >= p.lo && b * 64 + 64 <= min(p.hi, fresh)) { /* a whole block of old ones */
 #pragma unroll
-		for (uint32_t r = threadIdx.x / per; r < 64; r += 256 / per) {
-			uint32_t key = b * 64 + r;
+			for (uint32_t i = 0; i < 64 / STEP; i++)
+				cp_async16(to + (b * 64 + i * STEP) * DIM * 2,
+				           c * 8 < dim ? src + i * STEP * dim : (const __half *)p.page[b], c * 8 < dim);
+			continue;
+		}
+#pragma unroll 1
+		for (uint32_t i = 0; i < 64 / STEP; i++) {
+			uint32_t key = b * 64 + r0 + i * STEP;
 			bool live = key >= p.lo && key < p.hi && c * 8 < dim;
 
-			cp_async16(dst + key * DIM * 2 + ((c ^ (key & 7)) << 4), src + (live ? r * dim : 0), live);
+			if (key < fresh || key >= p.hi)
+				cp_async16(to + (b * 64 + i * STEP) * DIM * 2, live ? src + i * STEP * dim : (const __half *)p.page[b],
+				           live);
+		}
+	}
+}
+/* Those that were left out */
+template <int DIM> DEV void load_fresh(uint32_t dst, const attn_args &a, const piece &p, bool value, uint32_t fresh)
+{
+	const uint32_t dim = value ? a.kv.v_dim : a.kv.k_dim, per = DIM / 8, c = threadIdx.x % per;
+	const size_t at = (value ? (size_t)a.kv.n_kv_heads * 64 * a.kv.k_dim : 0) + (size_t)p.kvh * 64 * dim + c * 8;
+
+#pragma unroll
+	for (uint32_t b = 0; b < SEG / 64; b++) {
+		const uint32_t end = min(p.hi, b * 64 + 64);
+
+#pragma unroll 1
+		for (uint32_t key = max(max(p.lo, fresh), b * 64) + threadIdx.x / per; key < end; key += 256 / per) {
+			bool live = c * 8 < dim;
+
+			cp_async16(dst + key * DIM * 2 + ((c ^ (key & 7)) << 4),
+			           (const __half *)p.page[b] + (live ? at + key % 64 * dim : 0), live);
 		}
 	}
 }
@@ -95,7 +125,7 @@ struct segment_memory { /* shared memory of a block */
 
 /* Scores of 32 keys a warp; then weights to shared memory, their sums a warp to ws. m: of columns 2t, 2t + 1. */
 template <int DIM> DEV void segment_weights(const attn_args &a, const segment_memory &sm, const uint32_t (*qf)[2],
-                                            const float *unit, uint32_t lo, uint32_t hi, float *m)
+                                            const float *factor, uint32_t lo, uint32_t hi, float *m)
 {
 	const uint32_t lane = threadIdx.x & 31, w = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
 	float s[2][4], sum[2] = {0, 0};
@@ -118,7 +148,10 @@ template <int DIM> DEV void segment_weights(const attn_args &a, const segment_me
 		for (int e = 0; e < 4; e++) {
 			uint32_t key = k0 + g + (e >> 1) * 8;
 
-			s[i][e] = key >= lo && key < hi ? attn_score(a, s[i][e], unit[e & 1]) : -INFINITY;
+			s[i][e] *= factor[e & 1];
+			if (a.softcap != 0.0f)
+				s[i][e] = a.softcap * apr_tanh(s[i][e]) * APR_LOG2E;
+			s[i][e] = key >= lo && key < hi ? s[i][e] : -INFINITY;
 			m[e & 1] = fmaxf(m[e & 1], s[i][e]);
 		}
 	}
@@ -159,6 +192,7 @@ template <int DIM> DEV void segment_values(const segment_memory &sm, uint32_t dt
 	const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, j = lane >> 3;
 
 	o[0] = o[1] = o[2] = o[3] = 0.0f;
+#pragma unroll 4
 	for (uint32_t ks = lo / 64 * 4; ks * 16 < hi; ks++) {
 		uint32_t f[4], key = ks * 16 + (j >> 1) * 8 + (lane & 7), c = 2 * dt + (j & 1);
 		const uint32_t *p = (const uint32_t *)(sm.p + g * P_STRIDE + ks * 16 + 2 * t);
@@ -191,25 +225,37 @@ DEV void merge_row(const attn_args &a, uint32_t row, uint32_t head0, uint32_t he
 template <int DIM> DEV void ask(const attn_args &a, uint32_t dst, const piece &p, bool live, bool value)
 {
 	if (live)
-		load_rows<DIM>(dst, a, p, value);
+		load_rows<DIM>(dst, a, p, value, SEG);
 	cp_async_commit();
+}
+/* The first position of this row's sequence whose key this step itself writes. Steps' rows are known before it begins. */
+DEV uint32_t first_fresh(const attn_args &a, uint32_t n, uint32_t slot, uint32_t pos)
+{
+	uint32_t at = pos;
+
+	if (n == 1)
+		return at;
+	for (uint32_t i = threadIdx.x & 31; i < n; i += 32)
+		if (a.rows.slot[i] == slot)
+			at = min(at, a.rows.pos[i]);
+	return __reduce_min_sync(~0u, at);
 }
 
 /* One segment that is on its way to shared memory; `next` is asked for as soon as there is room. Results to scratch, or
  * to o where the segment is the only one. Copies are committed in the order K, V, K, V, …, one group each. */
 template <int DIM> DEV void one_segment(const attn_args &a, const segment_memory &sm, const piece &p, const piece &next,
-                                        bool more, bool only, const uint32_t (*qf)[2], const float *unit)
+                                        bool is_first, bool more, bool only, const uint32_t (*qf)[2], const float *factor)
 {
 	const uint32_t lane = threadIdx.x & 31, w = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
 	const bool apart = DIM <= 128; /* K and V each have a place of their own */
-	float m[2], l[2], o[4];
+	float m[2], l[2], r[2], o[4];
 
-	if (apart)
+	if (apart && !is_first)
 		cp_async_wait<1>();
 	else
 		cp_async_wait<0>();
 	__syncthreads();
-	segment_weights<DIM>(a, sm, qf, unit, p.lo, p.hi, m);
+	segment_weights<DIM>(a, sm, qf, factor, p.lo, p.hi, m);
 	__syncthreads(); /* K is read by all: its place is free, and P is whole */
 	if (apart) {
 		ask<DIM>(a, sm.k, next, more, false);
@@ -220,8 +266,10 @@ template <int DIM> DEV void one_segment(const attn_args &a, const segment_memory
 	}
 	__syncthreads();
 #pragma unroll
-	for (int e = 0; e < 2; e++)
+	for (int e = 0; e < 2; e++) {
 		l[e] = tree_sum<8>(sm.ws + 2 * t + e, HEADS);
+		r[e] = 1.0f / l[e];
+	}
 	for (uint32_t dt = w; dt * 16 < a.kv.v_dim; dt += 8) {
 		segment_values<DIM>(sm, dt, p.lo, p.hi, o);
 #pragma unroll
@@ -231,7 +279,7 @@ template <int DIM> DEV void one_segment(const attn_args &a, const segment_memory
 			if (h >= p.heads)
 				continue;
 			if (only)
-				a.o[((size_t)p.row * a.n_heads + p.head0 + h) * a.kv.v_dim + d] = o[e] / l[e & 1];
+				a.o[((size_t)p.row * a.n_heads + p.head0 + h) * a.kv.v_dim + d] = o[e] * r[e & 1];
 			else
 				a.part_o[(((size_t)p.row * a.segs + p.seg) * a.n_heads + p.head0 + h) * a.kv.v_dim + d] = o[e];
 		}
@@ -257,7 +305,7 @@ template <int DIM> static __global__ void __launch_bounds__(256, 1) attn_decode(
 	const uint32_t head0 = kvh * a.group + ht * HEADS, heads = min(HEADS, a.group - ht * HEADS);
 	segment_memory sm;
 	uint32_t qf[DIM / 16][2], done = 0;
-	float unit[2];
+	float factor[2];
 
 	sm.k = smem_addr(raw);
 	sm.v = sm.k + (DIM <= 128 ? SEG * DIM * 2 : 0);
@@ -266,37 +314,48 @@ template <int DIM> static __global__ void __launch_bounds__(256, 1) attn_decode(
 	sm.ws = sm.wm + 64;
 	sm.last = (uint32_t *)(sm.ws + 64);
 	pdl_next();
-	pdl_wait();
-	if (row >= min(*a.rows.n, a.bucket))
-		return;
-	const uint32_t pos = a.rows.pos[row], slot = a.rows.slot[row];
-	const uint32_t first = attn_first(pos, a.window), seg0 = first / SEG, seg1 = pos / SEG + 1;
+	/* What the step's rows are is known before its first kernel starts; a block of each row waits in any case, so that no
+	 * kernel ends before the one ahead of it. */
+	const uint32_t n_rows = min(*a.rows.n, a.bucket), pos = a.rows.pos[row], of = a.rows.slot[row]; /* all at once */
+	const uint32_t slot = row < n_rows ? of : APR_CUDA_DEAD;
 
 	if (slot == APR_CUDA_DEAD) {
-		if (blockIdx.z == 0)
-			for (uint32_t i = threadIdx.x; i < heads * a.kv.v_dim; i += 256)
+		if (blockIdx.z == 0) {
+			pdl_wait();
+			for (uint32_t i = threadIdx.x; row < n_rows && i < heads * a.kv.v_dim; i += 256)
 				a.o[((size_t)row * a.n_heads + head0) * a.kv.v_dim + i] = 0.0f;
+		}
 		return;
 	}
+	const uint32_t first = attn_first(pos, a.window), seg0 = first / SEG, seg1 = pos / SEG + 1;
+
 	if (seg0 + blockIdx.z >= seg1)
 		return;
 	piece p = {row, slot, kvh, head0, heads, 0, 0, 0, {}}, next = p;
 
 	p.at(a, seg0 + blockIdx.z, first, pos);
-	ask<DIM>(a, sm.k, p, true, false);
+	uint32_t fresh = first_fresh(a, n_rows, slot, pos);
+
+	fresh = fresh < p.seg * SEG ? 0 : fresh - p.seg * SEG;
+	load_rows<DIM>(sm.k, a, p, false, fresh);
 	if (DIM <= 128)
-		ask<DIM>(a, sm.v, p, true, true);
+		load_rows<DIM>(sm.v, a, p, true, fresh);
+	pdl_wait();
+	load_fresh<DIM>(sm.k, a, p, false, fresh);
+	if (DIM <= 128)
+		load_fresh<DIM>(sm.v, a, p, true, fresh);
+	cp_async_commit();
 	float mine = load_query<DIM>(a, row, head0 + min(g, heads - 1), g < heads, qf);
 
 	/* scores come in columns 2t, 2t + 1, q in column g */
-	unit[0] = __shfl_sync(~0u, mine, 8 * t);
-	unit[1] = __shfl_sync(~0u, mine, 8 * t + 4);
+	factor[0] = attn_factor(a, __shfl_sync(~0u, mine, 8 * t));
+	factor[1] = attn_factor(a, __shfl_sync(~0u, mine, 8 * t + 4));
 	for (uint32_t seg = p.seg; seg < seg1; seg += gridDim.z, done++) {
 		const bool more = seg + gridDim.z < seg1;
 
 		if (more)
 			next.at(a, seg + gridDim.z, first, pos);
-		one_segment<DIM>(a, sm, p, next, more, seg1 - seg0 == 1, qf, unit);
+		one_segment<DIM>(a, sm, p, next, done == 0, more, seg1 - seg0 == 1, qf, factor);
 		p = next;
 	}
 	if (seg1 - seg0 == 1)
@@ -325,6 +384,8 @@ template <int DIM> static int launch_dim(const apr_cuda_launch *l, const attn_ar
 	 * short ones is not left to one block, no more than there are segments. */
 	z = z < 4 ? 4 : z;
 	z = z > a->segs ? a->segs : z;
+	if (prefer_shared(attn_decode<DIM>))
+		return -EIO;
 	return launch(attn_decode<DIM>, dim3(x, a->bucket, z), 256, smem, l->stream, l->pdl, *a);
 }
 

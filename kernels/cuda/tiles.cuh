@@ -28,11 +28,11 @@
 #include "kernels/cuda/blocks.cuh"
 #include "kernels/cuda/ops_cuda.h"
 
-HD uint32_t tile_k(uint32_t tile)
+HD constexpr uint32_t tile_k(uint32_t tile)
 {
 	return tile == APR_TILE_Q4_K || tile == APR_TILE_Q6_K ? 256 : 64;
 }
-HD uint32_t tile_size(uint32_t tile)
+HD constexpr uint32_t tile_size(uint32_t tile)
 {
 	switch (tile) {
 	case APR_TILE_Q4_K: return 2304;
@@ -44,7 +44,7 @@ HD uint32_t tile_size(uint32_t tile)
 	}
 }
 /* k that a warp takes at a time: one refill of its ring */
-HD uint32_t stage_k(uint32_t tile)
+HD constexpr uint32_t stage_k(uint32_t tile)
 {
 	switch (tile) {
 	case APR_TILE_Q8_0: return 128;
@@ -53,7 +53,7 @@ HD uint32_t stage_k(uint32_t tile)
 	default: return 256;
 	}
 }
-HD uint32_t stage_size(uint32_t tile)
+HD constexpr uint32_t stage_size(uint32_t tile)
 {
 	return stage_k(tile) / tile_k(tile) * 2 * tile_size(tile);
 }

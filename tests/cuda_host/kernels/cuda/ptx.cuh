@@ -50,7 +50,7 @@ DEV void mbar_wait(uint32_t bar, uint32_t phase)
 {
 	emu_mbar_wait(emu_at(bar), phase);
 }
-DEV void bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+DEV void bulk_copy_once(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 {
 	emu_bulk(emu_at(dst), src, bytes, emu_at(bar));
 }
