@@ -304,31 +304,37 @@ static void print_clients(const struct ctl *c, json_t *rows)
 		printf("nobody yet\n");
 }
 
-int cmd_status(struct ctl *c)
+static void draw(struct ctl *c, json_t *j, void *arg)
 {
-	json_t *j = NULL;
-	int status;
+	json_t *rows = json_object_get(j, "clients");
 
-	if (c->n_args)
-		return ctl_usage(c, "status takes no words");
-	status = ctl_status(c, &j);
-	if (status || !j)
-		return status;
+	(void)arg;
 	if (c->json) {
-		json_t *out = status_json(j), *rows = json_object_get(j, "clients");
+		json_t *out = status_json(j);
 
 		if (c->clients)
 			json_object_set_new(out, "clients", rows ? json_incref(rows) : json_array());
-		status = ctl_print_json(c, out);
+		ctl_print_json(c, out);
 	} else if (c->clients) {
-		print_clients(c, json_object_get(j, "clients"));
-		status = ctl_flush(c, CTL_OK);
+		print_clients(c, rows);
 	} else {
 		print_status(c, j);
-		status = ctl_flush(c, CTL_OK);
 	}
-	json_decref(j);
-	return status;
+}
+
+int cmd_status(struct ctl *c)
+{
+	if (c->n_args)
+		return ctl_usage(c, "%s takes no words", c->verb->name);
+	if (!c->watch)
+		c->count = 1;
+	return ctl_live(c, draw, NULL);
+}
+
+int cmd_clients(struct ctl *c)
+{
+	c->clients = true;
+	return cmd_status(c);
 }
 
 static void print_sampling(json_t *models)

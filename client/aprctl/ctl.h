@@ -37,6 +37,8 @@ enum ctl_verb_id {
 	VERB_CANCEL,
 	VERB_CONFIG,
 	VERB_METRICS,
+	VERB_CLIENTS,
+	VERB_TOP,
 	VERB_CAPTURE,
 	VERB_REPLAY,
 	VERB_CONFORM,
@@ -74,6 +76,7 @@ enum ctl_key { /* one a row of the option table */
 	KEY_PRIO,
 	KEY_SYSTEM,
 	KEY_MESSAGES,
+	KEY_WATCH,
 	N_KEYS
 };
 
@@ -116,7 +119,7 @@ struct ctl {
 	const char *stop[CTL_STOPS];
 	size_t n_stop;
 	uint32_t timeout_ms; /* 0 = none */
-	bool special, step, list, clients;
+	bool special, step, list, clients, watch;
 };
 #define GIVEN(c, key) ((c)->given >> (key) & 1)
 
@@ -186,7 +189,10 @@ int ctl_admin(const struct ctl *c, unsigned type, json_t *body, char **reply, in
 
 /* cmd_status.c: the whole of what the daemon says of itself. CTL_OK, or said. */
 int ctl_status(struct ctl *c, json_t **out);
-int cmd_config(struct ctl *c), cmd_metrics(struct ctl *c);
+/* cmd_top.c: draws what the daemon says once a second, c->count times (0: until q or Ctrl-C). CTL_OK, or said. */
+typedef void (*ctl_screen_fn)(struct ctl *c, json_t *status, void *arg);
+int ctl_live(struct ctl *c, ctl_screen_fn draw, void *arg);
+int cmd_config(struct ctl *c), cmd_metrics(struct ctl *c), cmd_clients(struct ctl *c), cmd_top(struct ctl *c);
 int cmd_status(struct ctl *c), cmd_models(struct ctl *c), cmd_ping(struct ctl *c), cmd_generate(struct ctl *c), cmd_chat(struct ctl *c),
 	cmd_score(struct ctl *c), cmd_tokenize(struct ctl *c), cmd_detokenize(struct ctl *c), cmd_load(struct ctl *c),
 	cmd_unload(struct ctl *c), cmd_warmup(struct ctl *c), cmd_drain(struct ctl *c), cmd_cancel(struct ctl *c),

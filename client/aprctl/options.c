@@ -23,8 +23,8 @@ const struct ctl_option ctl_options[] = {
 	{KEY_JSON, "json", 0, NULL, ALL, "print one JSON object"},
 	{KEY_HELP, "help", 'h', NULL, ALL, "show this text"},
 	{KEY_VERSION, "version", 'V', NULL, ALL, "show the version"},
-	{KEY_COUNT, "count", 'n', "N", ANSWERS | V(VERB_PING),
-	 "generate, chat: at most N tokens (128, 1024); ping: N round trips (10)"},
+	{KEY_COUNT, "count", 'n', "N", ANSWERS | V(VERB_PING) | V(VERB_TOP) | V(VERB_STATUS),
+	 "generate, chat: at most N tokens (128, 1024); ping: N round trips (10); top, status --watch: N screens"},
 	{KEY_FILE, "file", 'f', "FILE", TEXTS, "take the text from FILE"},
 	{KEY_IDS, "ids", 0, "IDS", GEN | V(VERB_SCORE), "take token ids as they are: 1,2,3 or @FILE"},
 	{KEY_MODEL, "model", 'm', "NAME", REQUESTS, "which model, where several are loaded"},
@@ -50,12 +50,13 @@ const struct ctl_option ctl_options[] = {
 	{KEY_TIMEOUT, "timeout", 0, "SECONDS", REQUESTS | V(VERB_DRAIN) | V(VERB_REPLAY),
 	 "give up (drain: cancel what still runs) after that long"},
 	{KEY_CLIENTS, "clients", 0, NULL, V(VERB_STATUS), "who uses what, and what each may"},
+	{KEY_WATCH, "watch", 'w', NULL, V(VERB_STATUS), "again each second; q ends it"},
 	{KEY_LIST, "list", 0, NULL, V(VERB_CONFORM), "name the checks, run none"},
 };
 const size_t ctl_n_options = sizeof(ctl_options) / sizeof(ctl_options[0]);
 
 const struct ctl_verb ctl_verbs[N_VERBS] = {
-	[VERB_STATUS] = {"status", "[--clients]", "what the daemon is and does", cmd_status},
+	[VERB_STATUS] = {"status", "[--clients] [--watch]", "what the daemon is and does", cmd_status},
 	[VERB_MODELS] = {"models", "", "the models loaded, with their sampling values", cmd_models},
 	[VERB_PING] = {"ping", "[-n N]", "how long a round trip through the ring takes", cmd_ping},
 	[VERB_GENERATE] = {"generate", "[options] TEXT | --ids IDS", "continue a text", cmd_generate},
@@ -70,6 +71,8 @@ const struct ctl_verb ctl_verbs[N_VERBS] = {
 	[VERB_CANCEL] = {"cancel", "SESSION [USER_DATA]", "cancel a session's requests (admin)", cmd_cancel},
 	[VERB_CONFIG] = {"config", "", "each setting, its value and where that came from (admin)", cmd_config},
 	[VERB_METRICS] = {"metrics", "", "figures in the Prometheus text format", cmd_metrics},
+	[VERB_CLIENTS] = {"clients", "", "who uses what, and what each may", cmd_clients},
+	[VERB_TOP] = {"top", "[-n N]", "requests, tokens a second, KV and users, live", cmd_top},
 	[VERB_CAPTURE] = {"capture", "FILE -- VERB...", "run a verb or a program and write all it says and hears to FILE",
 			  cmd_capture},
 	[VERB_REPLAY] = {"replay", "FILE", "say it again and compare the answers", cmd_replay},
@@ -244,6 +247,7 @@ static int take(struct ctl *c, const struct ctl_option *o, const char *value)
 	case KEY_TIMEOUT: return take_timeout(c, o, value);
 	case KEY_LIST: c->list = true; return CTL_OK;
 	case KEY_PRIO: return take_prio(c, o, value);
+	case KEY_WATCH: c->watch = true; return CTL_OK;
 	case KEY_CLIENTS: c->clients = true; return CTL_OK;
 	case KEY_SYSTEM: c->system = value; return CTL_OK;
 	case KEY_MESSAGES: c->messages = value; return CTL_OK;

@@ -199,6 +199,35 @@ static void metrics_are_of_the_format_and_count(void)
 	CU_ASSERT_EQUAL(test_aprd_stop(&d), 0);
 }
 
+/* ---- live screens ------------------------------------------------------------------------ */
+
+static size_t times(const char *text, const char *what)
+{
+	size_t n = 0;
+
+	for (const char *at = strstr(text, what); at; at = strstr(at + 1, what))
+		n++;
+	return n;
+}
+
+static void live_screens_follow_one_another(void)
+{
+	struct test_aprd d;
+
+	CU_ASSERT_TRUE_FATAL(start(&d, (const char *const[]){NULL}));
+	CU_ASSERT_EQUAL(CLI(&c, "top", "-n", "2"), 0);
+	CU_ASSERT_EQUAL(times(c.out, "KV pages  "), 2);
+	CU_ASSERT_PTR_NULL(strchr(c.out, '\033')); /* into a pipe */
+	CU_ASSERT_EQUAL(CLI(&c, "status", "--watch", "-n", "1"), 0);
+	CU_ASSERT_EQUAL(times(c.out, "backend"), 1);
+	CU_ASSERT_EQUAL(CLI(&c, "clients"), 0);
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.out, "tenant"));
+	c.signal = SIGINT; /* in mid screen: an ordinary end */
+	CU_ASSERT_EQUAL(CLI(&c, "top"), 0);
+	c.signal = 0;
+	CU_ASSERT_EQUAL(test_aprd_stop(&d), 0);
+}
+
 /* ---- completions ------------------------------------------------------------------------- */
 
 static const char *completion(const char *name, const char *shell)
@@ -244,7 +273,7 @@ static void completions_agree_with_the_tables(void)
 	const char *text = completion("aprctl", "bash");
 	FILE *f = fopen(path, "we");
 	fputs(text, f);
-	fputs("COMP_WORDS=(aprctl sta) COMP_CWORD=1; _aprctl; echo \"=${COMPREPLY[*]}=\"\n"
+	fputs("COMP_WORDS=(aprctl stat) COMP_CWORD=1; _aprctl; echo \"=${COMPREPLY[*]}=\"\n"
 	      "COMP_WORDS=(aprctl drain --ti) COMP_CWORD=2; _aprctl; echo \"=${COMPREPLY[*]}=\"\n", f);
 	fclose(f);
 	CU_ASSERT_EQUAL(cli_run_program(&c, "/bin/bash", (const char *const[]){path, NULL}), 0);
@@ -254,6 +283,7 @@ static void completions_agree_with_the_tables(void)
 static const struct apr_test tests[] = {
 	{"config_names_value_and_source", config_names_value_and_source, KEEPS_HEAP},
 	{"metrics_are_of_the_format_and_count", metrics_are_of_the_format_and_count, KEEPS_HEAP},
+	{"live_screens_follow_one_another", live_screens_follow_one_another, KEEPS_HEAP},
 	{"completions_agree_with_the_tables", completions_agree_with_the_tables, KEEPS_HEAP},
 };
 TEST_MAIN("aprctl/operate", tests)
