@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define FILE_MAX ((size_t)1 << 20) /* bytes: no list of settings is longer */
+enum { STRUCK_MAX = 100 };         /* lines that the grammar could not read, and that are told */
 
 static struct {
 	const char *file; /* sections that stand only once do not know it */
@@ -441,9 +442,16 @@ int config_read(struct options *o)
 	memset(&reading, 0, sizeof(reading));
 	reading.file = o->config;
 	bool sound = true;
+	unsigned struck = 0;
 	while ((e = parse(o, opts, text)) == -EAGAIN) {
 		reading.told = reading.last;
 		sound = false;
+		if (++struck == STRUCK_MAX) { /* each costs a pass */
+			log_error("%s: more mistakes than %d; what follows line %d is not looked at", o->config, STRUCK_MAX,
+				  reading.last);
+			e = -EINVAL;
+			break;
+		}
 	}
 	free(text);
 	if (!e && !sound) /* what was struck out was a mistake, too */

@@ -304,6 +304,16 @@ static void every_mistake_is_told(void)
 			fprintf(stderr, "not told: %s\n", told[i]);
 	}
 	CU_ASSERT_FALSE(log_has(&d, ":4:"));
+
+	static char many[4000]; /* a pass for each line is not without end */
+	for (size_t i = 0; i + 2 < sizeof(many); i += 2)
+		memcpy(many + i, "x\n", 2);
+	args[1] = write_config(many);
+	daemon_name(&d, "many");
+	daemon_spawn(&d, args);
+	CU_ASSERT_EQUAL(daemon_wait(&d, 10), 1);
+	CU_ASSERT_TRUE(log_has(&d, ":100:") && !log_has(&d, ":101:"));
+	CU_ASSERT_TRUE(log_has(&d, "more mistakes than 100"));
 }
 
 static const struct apr_test tests[] = {
