@@ -180,11 +180,6 @@ static const struct apr_cuda_owed *take_owed(struct apr_backend_model *m, const 
 	return owes ? &m->between.owed : NULL;
 }
 
-static float *own(const float *y) /* a product of ours made it */
-{
-	return (float *)(uintptr_t)y;
-}
-
 int graphs_attn_in(struct apr_backend_model *m, const struct apr_cuda_launch *l, const struct apr_op_attn_in *a)
 {
 	const struct apr_cuda_owed *owed = take_owed(m, a->y);
@@ -195,7 +190,7 @@ int graphs_attn_in(struct apr_backend_model *m, const struct apr_cuda_launch *l,
 	if (!rc && !fits(m, &p))
 		rc = -EINVAL;
 	if (!rc)
-		rc = apr_cuda_prefill_norm(l, a->x, own(a->y), a->x_out, a->post, a->norm, a->n_embd, owed, &p.in);
+		rc = apr_cuda_prefill_norm(l, a->x, a->y, a->x_out, a->post, a->norm, a->n_embd, owed, &p.in);
 	if (!rc)
 		rc = run_product(m, l, &p, m->gemm_out);
 	return rc ? rc : apr_cuda_prefill_heads(l, a, q, p.n, k, p.n, v, p.n, p.scale);
@@ -248,7 +243,7 @@ int graphs_ffn_in(struct apr_backend_model *m, const struct apr_cuda_launch *l, 
 	if (!rc && !fits(m, &p))
 		rc = -EINVAL;
 	if (!rc)
-		rc = apr_cuda_prefill_norm(l, a->x, own(a->y), a->x_out, a->post, a->norm, a->n_embd, owed, &p.in);
+		rc = apr_cuda_prefill_norm(l, a->x, a->y, a->x_out, a->post, a->norm, a->n_embd, owed, &p.in);
 	if (!rc)
 		rc = run_product(m, l, &p, m->gemm_out);
 	if (!rc)
@@ -256,7 +251,7 @@ int graphs_ffn_in(struct apr_backend_model *m, const struct apr_cuda_launch *l, 
 	if (rc)
 		return rc;
 	rc = apr_cuda_prefill_act_in(l, a->act, gate, up, p.n, a->n_ff, p.scale, &next.in);
-	if (rc == -ENOTSUP) /* wider than a block's shared memory */
+	if (rc == -ENOTSUP) /* too wide for a block */
 		return apr_cuda_prefill_act(l, a->act, gate, up, p.n, a->a, a->n_ff, p.scale);
 	m->between.held = rc ? NULL : a->a;
 	return rc;
@@ -276,7 +271,7 @@ int graphs_head(struct apr_backend_model *m, const struct apr_cuda_launch *l, co
 	                                 .pick = l->rows.out};
 	if (p.in.padded * sizeof(float) * p.k > m->gemm_in_bytes)
 		return -EINVAL;
-	rc = apr_cuda_prefill_norm(l, a->x, own(a->y), NULL, a->post, a->norm, a->n_embd, NULL, &p.in);
+	rc = apr_cuda_prefill_norm(l, a->x, a->y, NULL, a->post, a->norm, a->n_embd, NULL, &p.in);
 	if (!rc)
 		rc = exact_product(m, l, &p, a->logits, a->n_vocab);
 	if (rc || (a->scale == 1.0f && a->softcap == 0.0f)) /* exactly: nothing to do */

@@ -146,10 +146,10 @@ struct apr_cuda_owed {
 	struct apr_cuda_scales scale;
 	const float *bias; /* or NULL */
 };
-/* x_out = x + post(y); h = norm(x_out) → dst. y NULL: x_out = x. owed, or NULL: what y lacks; done to y in place first.
- * owed's row scales may be dst's: a row's are read before they are written. */
-int apr_cuda_prefill_norm(const struct apr_cuda_launch *l, const float *x, float *y, float *x_out, struct apr_norm post,
-                          struct apr_norm norm, uint32_t n, const struct apr_cuda_owed *owed,
+/* x_out = x + post(y); h = norm(x_out) → dst. y NULL: x_out = x. owed, or NULL: what y lacks, added on the way: y itself
+ * stays as it is. owed's row scales may be dst's: a row's are read before they are written. */
+int apr_cuda_prefill_norm(const struct apr_cuda_launch *l, const float *x, const float *y, float *x_out,
+                          struct apr_norm post, struct apr_norm norm, uint32_t n, const struct apr_cuda_owed *owed,
                           const struct apr_cuda_gemm_in *dst);
 int apr_cuda_prefill_convert(const struct apr_cuda_launch *l, const float *in, uint32_t n,
                              const struct apr_cuda_gemm_in *dst);
@@ -164,7 +164,7 @@ int apr_cuda_prefill_heads(const struct apr_cuda_launch *l, const struct apr_op_
 /* a = act(gate) · up, or act(up) where gate is NULL; ld floats between rows of each. Channels: gate's, up's. */
 int apr_cuda_prefill_act(const struct apr_cuda_launch *l, uint32_t act, const float *gate, const float *up, uint32_t ld,
                          float *a, uint32_t n, struct apr_cuda_scales scale);
-/* The same, to dst instead of memory: the next product's input. -ENOTSUP: n is too wide for a block's shared memory. The
+/* The same, to dst instead of memory: the next product's input. -ENOTSUP: n is above 32,768. The
  * scales' rows may be dst's. */
 int apr_cuda_prefill_act_in(const struct apr_cuda_launch *l, uint32_t act, const float *gate, const float *up,
                             uint32_t ld, uint32_t n, struct apr_cuda_scales scale, const struct apr_cuda_gemm_in *dst);

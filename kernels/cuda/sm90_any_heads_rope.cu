@@ -21,6 +21,7 @@ struct heads_args {
 	apr_rope_table rope;
 	float *out; /* q */
 	bool half;  /* q as attn_queries_half says */
+	bool four;  /* everything lies so that four values can be taken at once */
 	proj_kv kv;
 	apr_cuda_rows rows;
 	uint32_t bucket;
@@ -58,21 +59,65 @@ DEV void turn_head(float *v, uint32_t dim, const norm_args &norm, const apr_rope
 DEV void store_half(const float *v, const heads_args &a, uint32_t row, uint32_t head)
 {
 	const uint32_t lane = threadIdx.x & 31, dim = a.kv.k_dim;
-	__half2 *out = (__half2 *)(a.out + (size_t)row * a.n_heads * dim) + head * (dim / 2);
+	uint2 *out = (uint2 *)((__half *)(a.out + (size_t)row * a.n_heads * dim) + head * dim);
 	float amax = 0.0f, scale;
 
-	for (uint32_t d = lane; d < dim; d += 32)
-		amax = fmaxf(amax, fabsf(v[d]));
+	for (uint32_t i = lane; i < dim / 4; i += 32) {
+		float4 f = ((const float4 *)v)[i];
+
+		amax = fmaxf(amax, fmaxf(fmaxf(fabsf(f.x), fabsf(f.y)), fmaxf(fabsf(f.z), fabsf(f.w))));
+	}
 	scale = act_scale(warp_max(amax));
-	for (uint32_t i = lane; i < dim / 2; i += 32)
-		out[i] = __floats2half2_rn(v[2 * i] * scale, v[2 * i + 1] * scale);
+	for (uint32_t i = lane; i < dim / 4; i += 32) {
+		float4 f = ((const float4 *)v)[i];
+
+		out[i] = make_uint2(pack_half2(f.x * scale, f.y * scale), pack_half2(f.z * scale, f.w * scale));
+	}
 	if (lane == 0)
 		*((float *)attn_units(a.out, row, a.n_heads, dim) + head) = act_unscale(scale);
 }
 
+/* n values from src, times scale and channel's or NULL, plus bias or NULL, to v */
+DEV void load_head(float *v, const float *src, const float *channel, const float *bias, uint32_t n, float scale,
+                   bool four)
+{
+	const uint32_t lane = threadIdx.x & 31;
+
+	for (uint32_t d = lane * 4; four && d < n; d += 128) {
+		float4 f = __ldcs((const float4 *)(src + d)), c = channel ? *(const float4 *)(channel + d) : make_float4(1, 1, 1, 1);
+		float4 b = bias ? *(const float4 *)(bias + d) : make_float4(0, 0, 0, 0);
+
+		*(float4 *)(v + d) = make_float4(f.x * scale * c.x + b.x, f.y * scale * c.y + b.y, f.z * scale * c.z + b.z,
+		                                 f.w * scale * c.w + b.w);
+	}
+	for (uint32_t d = lane; !four && d < n; d += 32)
+		v[d] = src[d] * scale * (channel ? channel[d] : 1.0f) + (bias ? bias[d] : 0.0f);
+}
+
+DEV void store_page(const float *v, const heads_args &a, uint32_t slot, uint32_t pos, bool value, uint32_t head,
+                    uint32_t dim)
+{
+	const uint32_t lane = threadIdx.x & 31;
+	uint8_t *page = kv_page(a.kv, slot, pos);
+
+	if (a.four && a.kv.type == APR_KV_F16) {
+		uint2 *to = (uint2 *)((__half *)page + (value ? (size_t)a.kv.n_kv_heads * APR_KV_PAGE * a.kv.k_dim : 0) +
+		                      ((size_t)head * APR_KV_PAGE + pos % APR_KV_PAGE) * dim);
+
+		for (uint32_t i = lane; i < dim / 4; i += 32) {
+			float4 f = ((const float4 *)v)[i];
+
+			to[i] = make_uint2(pack_half2(f.x, f.y), pack_half2(f.z, f.w));
+		}
+		return;
+	}
+	for (uint32_t d = lane; d < dim; d += 32)
+		kv_store(a.kv, page, pos, value, head, d, v[d]);
+}
+
 static __global__ void __launch_bounds__(WARPS * 32) heads_rope(const __grid_constant__ heads_args a)
 {
-	__shared__ float mem[WARPS][HEAD_MAX];
+	__shared__ __align__(16) float mem[WARPS][HEAD_MAX];
 	const uint32_t lane = threadIdx.x & 31, row = blockIdx.y, n_kv = a.kv.n_kv_heads;
 	float *v = mem[threadIdx.x >> 5];
 
@@ -88,29 +133,27 @@ static __global__ void __launch_bounds__(WARPS * 32) heads_rope(const __grid_con
 	                   : what == 1 ? a.k + (size_t)row * a.ld_k
 	                               : a.v + (size_t)row * a.ld_v;
 	const float *bias = what == 0 ? a.bq : what == 1 ? a.bk : a.bv;
-	const uint32_t dim = what == 2 ? a.kv.v_dim : a.kv.k_dim;
-	const float scale = a.scale.row ? a.scale.row[row] : 1.0f;
-	const uint32_t nq = a.n_heads * a.kv.k_dim, nk = n_kv * a.kv.k_dim;
+	const uint32_t dim = what == 2 ? a.kv.v_dim : a.kv.k_dim, nq = a.n_heads * a.kv.k_dim, nk = n_kv * a.kv.k_dim;
 	const float *channel = a.scale.channel ? a.scale.channel + (what == 0 ? 0 : what == 1 ? nq : nq + nk) : NULL;
 
 	head -= what == 0 ? 0 : what == 1 ? a.n_heads : a.n_heads + n_kv;
-	for (uint32_t d = lane; d < dim; d += 32)
-		v[d] = src[head * dim + d] * scale * (channel ? channel[head * dim + d] : 1.0f) +
-		       (bias ? bias[head * dim + d] : 0.0f);
+	load_head(v, src + head * dim, channel ? channel + head * dim : NULL, bias ? bias + head * dim : NULL, dim,
+	          a.scale.row ? a.scale.row[row] : 1.0f, a.four);
 	__syncwarp();
 	if (what < 2)
 		turn_head(v, dim, what == 0 ? a.q_norm : a.k_norm, a.rope, pos);
-	if (what == 0 && a.half) {
+	if (what == 0 && a.half)
 		store_half(v, a, row, head);
-	} else if (what == 0) {
+	else if (what == 0)
 		for (uint32_t d = lane; d < dim; d += 32)
 			a.out[((size_t)row * a.n_heads + head) * dim + d] = v[d];
-	} else if (slot != APR_CUDA_DEAD) {
-		uint8_t *page = kv_page(a.kv, slot, pos);
+	else if (slot != APR_CUDA_DEAD)
+		store_page(v, a, slot, pos, what == 2, head, dim);
+}
 
-		for (uint32_t d = lane; d < dim; d += 32)
-			kv_store(a.kv, page, pos, what == 2, head, d, v[d]);
-	}
+static bool by_four(const float *p, uint32_t ld)
+{
+	return ld % 4 == 0 && (uintptr_t)p % 16 == 0;
 }
 
 static int heads_launch(const apr_cuda_launch *l, const apr_op_attn_in *op, heads_args *a)
@@ -124,6 +167,9 @@ static int heads_launch(const apr_cuda_launch *l, const apr_op_attn_in *op, head
 	a->bq = op->bq, a->bk = op->bk, a->bv = op->bv;
 	a->q_norm = {op->q_norm.w, op->q_norm.eps}, a->k_norm = {op->k_norm.w, op->k_norm.eps};
 	a->rope = op->rope, a->out = op->q;
+	a->four = op->k_dim % 4 == 0 && op->v_dim % 4 == 0 && by_four(a->q, a->ld_q) && by_four(a->k, a->ld_k) &&
+	          by_four(a->v, a->ld_v) && by_four(a->bq, 0) && by_four(a->bk, 0) && by_four(a->bv, 0) &&
+	          by_four(a->scale.channel, 0);
 	a->kv = {g->pool,           g->table,       g->max_pages_seq, g->n_layers, op->kv.index,
 	         (uint32_t)g->type, op->n_kv_heads, op->k_dim,        op->v_dim,   g->layer_bytes};
 	a->rows = l->rows, a->bucket = l->bucket;

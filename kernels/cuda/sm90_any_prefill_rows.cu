@@ -3,9 +3,9 @@
  * What stands around the GEMMs of a prompt: residual and norm, conversion of GEMM
  * inputs to F16, BF16, E4M3 or F32, activations, scales and biases of outputs.
  *
- * Owns: kernels of one block a row. The norm is rows.cuh's, the same as in decode.
- * The scalar references are apr_ref_add_norm and apr_ref_act in
- * sm90_any_proj_decode_ref.h.
+ * Owns: kernels of one block a row, which holds it in registers: each value is read
+ * once. The tree of a row's sum is by its width alone. The scalar references are
+ * apr_ref_add_norm and apr_ref_act in sm90_any_proj_decode_ref.h.
  */
 #include <cuda_fp8.h>
 
@@ -13,10 +13,13 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/proj.cuh"
 
+#define PREFILL_THREADS 256u
+#define PREFILL_WARPS 8u
+#define HELD_MAX 32768u /* widest row that a block's registers hold */
+
 struct convert_args { /* a row comes from one of three */
 	add_norm_args norm; /* x not NULL */
-	float *y;           /* norm's, where something is owed to it */
-	apr_cuda_owed owed;
+	apr_cuda_owed owed; /* to norm's y */
 	const float *up, *gate; /* up not NULL: act(gate) · up, or act(up) */
 	apr_cuda_scales scale;
 	uint32_t act, ld;
@@ -26,19 +29,56 @@ struct convert_args { /* a row comes from one of three */
 	const uint32_t *n_live;
 };
 
-DEV float block_max(float v, float *red)
+/* ---- a row over a block -------------------------------------------------------------------- */
+
+/* red: PREFILL_WARPS floats of its own a call. All threads take part. */
+DEV float row_sum(float v, float *red)
+{
+	v = warp_sum(v);
+	if ((threadIdx.x & 31) == 0)
+		red[threadIdx.x >> 5] = v;
+	__syncthreads();
+	return tree_sum<PREFILL_WARPS>(red, 1);
+}
+DEV float row_max(float v, float *red)
 {
 	v = warp_max(v);
 	if ((threadIdx.x & 31) == 0)
 		red[threadIdx.x >> 5] = v;
 	__syncthreads();
 	v = red[0];
-	for (uint32_t i = 1; i < ROW_WARPS; i++)
+#pragma unroll
+	for (uint32_t i = 1; i < PREFILL_WARPS; i++)
 		v = fmaxf(v, red[i]);
 	return v;
 }
+DEV float max_abs(float4 v)
+{
+	return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+DEV float squares(float4 v)
+{
+	return (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+}
+DEV float4 add4(float4 a, float4 b)
+{
+	return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+DEV float4 times4(float4 a, float s)
+{
+	return make_float4(a.x * s, a.y * s, a.z * s, a.w * s);
+}
+DEV float4 weighted4(float4 a, float r, float4 w) /* a · r · w */
+{
+	return make_float4(a.x * r * w.x, a.y * r * w.y, a.z * r * w.z, a.w * r * w.w);
+}
+/* Values of this file are read once: past the L1 cache's lines, which others' use */
+DEV float4 read4(const float *p)
+{
+	return __ldcs((const float4 *)p);
+}
 
-/* Four values from k on of a row of n */
+/* Four values from k on of row r of n */
 DEV void store4(const apr_cuda_gemm_in &dst, uint32_t r, uint32_t k, uint32_t n, float4 v, float scale)
 {
 	const size_t at = dst.fused ? fused_place(r, k, n) : (size_t)r * n + k;
@@ -58,124 +98,206 @@ DEV void store4(const apr_cuda_gemm_in &dst, uint32_t r, uint32_t k, uint32_t n,
 		*(__nv_fp8x4_e4m3 *)((uint8_t *)dst.rows + at) = __nv_fp8x4_e4m3(s);
 	}
 }
-
-/* A row of floats (shared or global memory) to dst */
-DEV void convert_row(const float *row, const convert_args &a, uint32_t r, float *red)
+/* The scale of a row whose largest magnitude is amax, for store4; its inverse is kept. All threads call. */
+DEV float row_scale(const apr_cuda_gemm_in &dst, uint32_t r, float amax, float *red)
 {
-	float amax = 0.0f, scale = 1.0f, keep = 1.0f;
+	float scale, keep;
 
-	if (a.dst.real == APR_REAL_F16 || a.dst.real == APR_REAL_E4M3) {
-		for (uint32_t i = threadIdx.x * 4; i < a.n; i += ROW_THREADS * 4) {
-			float4 v = *(const float4 *)(row + i);
-
-			amax = fmaxf(fmaxf(amax, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
-		}
-		amax = block_max(amax, red);
-		if (a.dst.real == APR_REAL_F16) {
-			scale = act_scale(amax);
-			keep = act_unscale(scale);
-		} else { /* a row with an infinity or a NaN must not look sound: E4M3 has NaN */
-			scale = keep = amax > 0.0f && amax < INFINITY ? amax / 448.0f : 1.0f;
-		}
-		if (threadIdx.x == 0)
-			a.dst.row_scale[r] = keep;
+	if (dst.real != APR_REAL_F16 && dst.real != APR_REAL_E4M3)
+		return 1.0f;
+	amax = row_max(amax, red);
+	if (dst.real == APR_REAL_F16) {
+		scale = act_scale(amax);
+		keep = act_unscale(scale);
+	} else { /* a row with an infinity or a NaN must not look sound: E4M3 has NaN */
+		scale = keep = amax > 0.0f && amax < INFINITY ? amax / 448.0f : 1.0f;
 	}
-	for (uint32_t i = threadIdx.x * 4; i < a.n; i += ROW_THREADS * 4)
-		store4(a.dst, r, i, a.n, *(const float4 *)(row + i), scale);
+	if (threadIdx.x == 0)
+		dst.row_scale[r] = keep;
+	return scale;
 }
 
-DEV float owed_value(float v, float row, const float *channel, const float *bias, uint32_t i)
+/* x / (1 + 2^(-x log2 e)): the hardware's exponential and reciprocal, a few ulp */
+DEV float sigmoid_fast(float x)
 {
-	return v * row * (channel ? channel[i] : 1.0f) + (bias ? bias[i] : 0.0f);
-}
-/* Settles what is owed to a row of y, each thread to the elements that it reads itself in row_add_norm. */
-DEV void settle_row(const convert_args &a, uint32_t r, size_t at)
-{
-	const float row = a.owed.scale.row ? a.owed.scale.row[r] : 1.0f;
-	float v[8];
+	float y;
 
-	for (uint32_t i = threadIdx.x * 8; i < a.n; i += ROW_THREADS * 8) {
-		load8(v, a.y + at + i);
+	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp2_fast(x * -APR_LOG2E)));
+	return y;
+}
+DEV float activate_fast(uint32_t act, float x)
+{
+	if (act == APR_OP_SILU)
+		return x * sigmoid_fast(x);
+	if (act == APR_OP_GELU_TANH)
+		return x * sigmoid_fast(x * fmaf(x * x, 2.0f * 0.7978845608f * 0.044715f, 2.0f * 0.7978845608f));
+	return activate(act, x);
+}
+/* Four of a GEMM's outputs from i on, times what is owed to them, plus bias or NULL */
+DEV float4 owed4(const float *p, uint32_t i, float row, const float *channel, const float *bias)
+{
+	float4 v = times4(read4(p + i), row);
+
+	if (channel) {
+		float4 c = *(const float4 *)(channel + i);
+
+		v = make_float4(v.x * c.x, v.y * c.y, v.z * c.z, v.w * c.w);
+	}
+	return bias ? add4(v, *(const float4 *)(bias + i)) : v;
+}
+struct act_args { /* act(gate) · up of n columns, or act(up) where gate is NULL */
+	uint32_t act, n;
+	const float *gate, *up; /* of the row */
+	const float *channel;
+	float row;
+};
+DEV float4 activated4(const act_args &a, uint32_t i)
+{
+	float4 u = owed4(a.up, i, a.row, a.channel && a.gate ? a.channel + a.n : a.channel, NULL), g;
+
+	if (!a.gate)
+		return make_float4(activate_fast(a.act, u.x), activate_fast(a.act, u.y), activate_fast(a.act, u.z),
+		                   activate_fast(a.act, u.w));
+	g = owed4(a.gate, i, a.row, a.channel, NULL);
+	return make_float4(activate_fast(a.act, g.x) * u.x, activate_fast(a.act, g.y) * u.y,
+	                   activate_fast(a.act, g.z) * u.z, activate_fast(a.act, g.w) * u.w);
+}
+
+/* ---- a row held in registers: U pieces of four a thread ----------------------------------------- */
+
+/* Row `from` of x + post(y), kept; then its norm. row: scale owed to y. */
+template <int U> DEV void norm_row(const convert_args &c, uint32_t from, float row, float4 *v, float *red)
+{
+	const add_norm_args &a = c.norm;
+	const size_t at = (size_t)from * a.n;
+	float s = 0.0f;
+
 #pragma unroll
-		for (uint32_t e = 0; e < 8; e++)
-			v[e] = owed_value(v[e], row, a.owed.scale.channel, a.owed.bias, i + e);
-		store8(a.y + at + i, v);
+	for (int j = 0; j < U; j++) {
+		const uint32_t i = (threadIdx.x + j * PREFILL_THREADS) * 4;
+
+		v[j] = make_float4(0, 0, 0, 0);
+		if (i >= a.n)
+			continue;
+		v[j] = a.y ? owed4(a.y + at, i, row, c.owed.scale.channel, c.owed.bias) : read4(a.x + at + i);
+		if (a.y && !a.post.w)
+			v[j] = add4(read4(a.x + at + i), v[j]);
+	}
+	if (a.y && a.post.w) { /* v is y alone until its norm is known */
+#pragma unroll
+		for (int j = 0; j < U; j++)
+			s += squares(v[j]);
+		s = 1.0f / sqrtf(row_sum(s, red) / (float)a.n + a.post.eps);
+#pragma unroll
+		for (int j = 0; j < U; j++) {
+			const uint32_t i = (threadIdx.x + j * PREFILL_THREADS) * 4;
+
+			if (i < a.n)
+				v[j] = add4(read4(a.x + at + i), weighted4(v[j], s, *(const float4 *)(a.post.w + i)));
+		}
+	}
+	s = 0.0f;
+#pragma unroll
+	for (int j = 0; j < U; j++) {
+		const uint32_t i = (threadIdx.x + j * PREFILL_THREADS) * 4;
+
+		if (i < a.n && a.x_out)
+			*(float4 *)(a.x_out + at + i) = v[j];
+		s += squares(v[j]);
+	}
+	s = 1.0f / sqrtf(row_sum(s, red + PREFILL_WARPS) / (float)a.n + a.norm.eps);
+#pragma unroll
+	for (int j = 0; j < U; j++) {
+		const uint32_t i = (threadIdx.x + j * PREFILL_THREADS) * 4;
+
+		if (i < a.n)
+			v[j] = weighted4(v[j], s, *(const float4 *)(a.norm.w + i));
 	}
 }
 
-DEV float4 scaled4(const float *p, const float *channel, uint32_t i, float row)
+enum { FROM_NORM, FROM_ROWS, FROM_ACT };
+
+template <int U, int FROM> static __global__ void __launch_bounds__(PREFILL_THREADS)
+		convert_held(const __grid_constant__ convert_args a)
 {
-	float4 v = *(const float4 *)(p + i), c = channel ? *(const float4 *)(channel + i) : make_float4(1, 1, 1, 1);
-
-	return make_float4(v.x * row * c.x, v.y * row * c.y, v.z * row * c.z, v.w * row * c.w);
-}
-/* act(gate) · up, or act(up), of a row to shared memory */
-DEV void act_row(const convert_args &a, uint32_t r, float *h)
-{
-	const float row = a.scale.row ? a.scale.row[r] : 1.0f, *cg = a.scale.channel, *cu = cg && a.gate ? cg + a.n : cg;
-	const size_t at = (size_t)r * a.ld;
-
-	for (uint32_t i = threadIdx.x * 4; i < a.n; i += ROW_THREADS * 4) {
-		float4 u = scaled4(a.up + at, cu, i, row), g = a.gate ? scaled4(a.gate + at, cg, i, row) : u;
-		float4 s = make_float4(activate(a.act, g.x), activate(a.act, g.y), activate(a.act, g.z), activate(a.act, g.w));
-
-		if (a.gate)
-			s = make_float4(s.x * u.x, s.y * u.y, s.z * u.z, s.w * u.w);
-		*(float4 *)(h + i) = s;
-	}
-	__syncthreads();
-}
-
-/* A row on its way: read once into shared memory (or, a row wider than that, from where it is), then its largest value,
- * then the conversion. FROM: which of the three; U: pieces of 8 a thread of row_add_norm. The blocks a multiprocessor
- * are what keeps enough loads in flight. */
-enum row_from { FROM_ROWS, FROM_WIDE_ROWS, FROM_NORM, FROM_ACT };
-
-template <int FROM, int U> static __global__ void __launch_bounds__(ROW_THREADS, FROM == FROM_NORM ? 4 / (U + 1) + 1 : 3)
-		convert_rows(const __grid_constant__ convert_args a)
-{
-	extern __shared__ __align__(128) uint8_t sm[];
-	float *red = (float *)sm, *h = red + 3 * ROW_WARPS;
+	__shared__ float red[3 * PREFILL_WARPS];
 	const uint32_t r = blockIdx.x;
+	float4 v[U];
+	float amax = 0.0f;
 
 	pdl_next();
 	pdl_wait();
-	if (r >= min(*a.n_live, a.bucket)) { /* padding: zeros, made here so that no host copy is needed */
-		for (uint32_t i = threadIdx.x * 4; i < a.n; i += ROW_THREADS * 4)
-			store4(a.dst, r, i, a.n, make_float4(0, 0, 0, 0), 1.0f);
-		if (threadIdx.x == 0 && a.dst.row_scale)
-			a.dst.row_scale[r] = 1.0f;
-		return;
-	}
-	const size_t at = (size_t)(a.dst.pick ? a.dst.pick[r] : r) * a.n;
+	const bool live = r < min(*a.n_live, a.bucket); /* padding: zeros, made here so that no host copy is needed */
+	const uint32_t from = live && a.dst.pick ? a.dst.pick[r] : r;
+	const float *owed = FROM == FROM_ACT ? a.scale.row : a.owed.scale.row;
+	const float row = FROM != FROM_ROWS && live && owed ? owed[from] : 1.0f;
+	const act_args act = {a.act, a.n, a.gate ? a.gate + (size_t)from * a.ld : NULL, a.up + (size_t)from * a.ld,
+	                      a.scale.channel, row};
 
-	if (FROM == FROM_NORM) {
-		add_norm_args n = a.norm;
+	if (FROM == FROM_NORM && live)
+		norm_row<U>(a, from, row, v, red);
+#pragma unroll
+	for (int j = 0; j < U; j++) {
+		const uint32_t i = (threadIdx.x + j * PREFILL_THREADS) * 4;
 
-		if (a.y)
-			settle_row(a, r, at);
-		n.x += at;
-		n.y = n.y ? n.y + at : NULL;
-		n.x_out = n.x_out ? n.x_out + at : NULL;
-		row_add_norm<U, false>(n, h, red);
-	} else if (FROM == FROM_ACT) {
-		act_row(a, r, h);
-	} else if (FROM == FROM_ROWS) {
-		for (uint32_t i = threadIdx.x * 4; i < a.n; i += ROW_THREADS * 4)
-			*(float4 *)(h + i) = *(const float4 *)(a.in + at + i);
-		__syncthreads();
+		if (!live || (FROM != FROM_NORM && i >= a.n))
+			v[j] = make_float4(0, 0, 0, 0);
+		else if (FROM == FROM_ROWS)
+			v[j] = read4(a.in + (size_t)from * a.n + i);
+		else if (FROM == FROM_ACT)
+			v[j] = activated4(act, i);
+		amax = fmaxf(amax, max_abs(v[j]));
 	}
-	convert_row(FROM == FROM_WIDE_ROWS ? a.in + at : h, a, r, red + 2 * ROW_WARPS);
+	/* the row's new scale may replace `row`: all have read that before row_scale's barrier */
+	const float scale = row_scale(a.dst, r, amax, red + 2 * PREFILL_WARPS);
+#pragma unroll
+	for (int j = 0; j < U; j++) {
+		const uint32_t i = (threadIdx.x + j * PREFILL_THREADS) * 4;
+
+		if (i < a.n)
+			store4(a.dst, r, i, a.n, v[j], scale);
+	}
 }
 
-#define WIDE_ROW 57344u /* bytes: beyond, too few blocks fit */
+/* Wider rows, read twice */
+static __global__ void __launch_bounds__(PREFILL_THREADS) convert_wide(const __grid_constant__ convert_args a)
+{
+	__shared__ float red[PREFILL_WARPS];
+	const uint32_t r = blockIdx.x;
+	float amax = 0.0f, scale;
+
+	pdl_next();
+	pdl_wait();
+	const bool live = r < min(*a.n_live, a.bucket);
+	const float *row = a.in + (size_t)(live && a.dst.pick ? a.dst.pick[r] : r) * a.n;
+
+	for (uint32_t i = threadIdx.x * 4; live && i < a.n; i += PREFILL_THREADS * 4)
+		amax = fmaxf(amax, max_abs(*(const float4 *)(row + i)));
+	scale = row_scale(a.dst, r, amax, red);
+	for (uint32_t i = threadIdx.x * 4; i < a.n; i += PREFILL_THREADS * 4)
+		store4(a.dst, r, i, a.n, live ? *(const float4 *)(row + i) : make_float4(0, 0, 0, 0), scale);
+}
+
+template <int FROM> static int launch_held(const apr_cuda_launch *l, const convert_args *a)
+{
+	const dim3 grid(a->dst.padded);
+
+	if (a->n <= 1024)
+		return launch(convert_held<1, FROM>, grid, PREFILL_THREADS, 0, l->stream, l->pdl, *a);
+	if (a->n <= 4096)
+		return launch(convert_held<4, FROM>, grid, PREFILL_THREADS, 0, l->stream, l->pdl, *a);
+	if (a->n <= 8192)
+		return launch(convert_held<8, FROM>, grid, PREFILL_THREADS, 0, l->stream, l->pdl, *a);
+	if (a->n <= 16384)
+		return launch(convert_held<16, FROM>, grid, PREFILL_THREADS, 0, l->stream, l->pdl, *a);
+	return launch(convert_held<32, FROM>, grid, PREFILL_THREADS, 0, l->stream, l->pdl, *a);
+}
 
 static int convert_launch(const apr_cuda_launch *l, convert_args *a, const apr_cuda_gemm_in *dst)
 {
-	bool scaled = dst->real == APR_REAL_F16 || dst->real == APR_REAL_E4M3, wide = a->in && a->n * 4 > WIDE_ROW;
-	size_t smem = 3 * ROW_WARPS * 4 + (wide ? 0 : (size_t)a->n * 4);
+	bool scaled = dst->real == APR_REAL_F16 || dst->real == APR_REAL_E4M3;
 
-	if (smem > APR_SMEM_MAX || a->n % 32 || (a->norm.x && a->n > ROW_MAX))
+	if (a->n % 32 || ((a->norm.x || a->up) && a->n > HELD_MAX))
 		return -ENOTSUP;
 	if (dst->padded < l->bucket || (scaled && !dst->row_scale) ||
 	    (dst->fused && (dst->real != APR_REAL_F16 || dst->padded % 8)))
@@ -183,24 +305,23 @@ static int convert_launch(const apr_cuda_launch *l, convert_args *a, const apr_c
 	a->dst = *dst;
 	a->bucket = l->bucket;
 	a->n_live = l->rows.n;
-#define ROWS(FROM, U) launch(convert_rows<FROM, U>, dim3(dst->padded), ROW_THREADS, smem, l->stream, l->pdl, *a)
 	if (a->norm.x)
-		return a->n <= 4096 ? ROWS(FROM_NORM, 1) : a->n <= 8192 ? ROWS(FROM_NORM, 2) : ROWS(FROM_NORM, 4);
-	return a->up ? ROWS(FROM_ACT, 1) : wide ? ROWS(FROM_WIDE_ROWS, 1) : ROWS(FROM_ROWS, 1);
-#undef ROWS
+		return launch_held<FROM_NORM>(l, a);
+	if (a->up)
+		return launch_held<FROM_ACT>(l, a);
+	if (a->n <= HELD_MAX)
+		return launch_held<FROM_ROWS>(l, a);
+	return launch(convert_wide, dim3(dst->padded), PREFILL_THREADS, 0, l->stream, l->pdl, *a);
 }
 
-extern "C" int apr_cuda_prefill_norm(const apr_cuda_launch *l, const float *x, float *y, float *x_out, apr_norm post,
-                                     apr_norm norm, uint32_t n, const apr_cuda_owed *owed, const apr_cuda_gemm_in *dst)
+extern "C" int apr_cuda_prefill_norm(const apr_cuda_launch *l, const float *x, const float *y, float *x_out,
+                                     apr_norm post, apr_norm norm, uint32_t n, const apr_cuda_owed *owed,
+                                     const apr_cuda_gemm_in *dst)
 {
 	convert_args a = {};
 
-	if (owed && y && !dst->pick) {
-		a.y = y;
+	if (owed)
 		a.owed = *owed;
-	} else if (owed && y) {
-		return -EINVAL;
-	}
 	a.norm = {x, y, x_out, {post.w, post.eps}, {norm.w, norm.eps}, n, NULL, 1.0f / (float)n};
 	a.n = n;
 	return convert_launch(l, &a, dst);
@@ -233,25 +354,22 @@ static __global__ void __launch_bounds__(256)
 		act_rows(uint32_t act, const float *gate, const float *up, uint32_t ld, float *out, uint32_t n,
                  apr_cuda_scales scale, const uint32_t *n_live)
 {
-	const uint32_t r = blockIdx.y;
+	const uint32_t r = blockIdx.y, i = (blockIdx.x * 256 + threadIdx.x) * 4;
 
 	pdl_next();
 	pdl_wait();
-	if (r >= *n_live)
+	if (r >= *n_live || i >= n)
 		return;
-	const float s = scale.row ? scale.row[r] : 1.0f;
-	const float *cg = scale.channel, *cu = cg && gate ? cg + n : cg;
+	const act_args a = {act, n, gate ? gate + (size_t)r * ld : NULL, up + (size_t)r * ld, scale.channel,
+	                    scale.row ? scale.row[r] : 1.0f};
 
-	for (uint32_t i = blockIdx.x * 256 + threadIdx.x; i < n; i += gridDim.x * 256) {
-		float u = up[(size_t)r * ld + i] * s * (cu ? cu[i] : 1.0f);
-
-		out[(size_t)r * n + i] =
-				gate ? activate(act, gate[(size_t)r * ld + i] * s * (cg ? cg[i] : 1.0f)) * u : activate(act, u);
-	}
+	*(float4 *)(out + (size_t)r * n + i) = activated4(a, i);
 }
 extern "C" int apr_cuda_prefill_act(const apr_cuda_launch *l, uint32_t act, const float *gate, const float *up,
                                     uint32_t ld, float *a, uint32_t n, apr_cuda_scales scale)
 {
+	if (ld % 4 || n % 4)
+		return -ENOTSUP;
 	return launch(act_rows, dim3((n + 1023) / 1024, l->bucket), 256, 0, l->stream, l->pdl, act, gate, up, ld, a, n,
 	              scale, l->rows.n);
 }
@@ -259,21 +377,20 @@ extern "C" int apr_cuda_prefill_act(const apr_cuda_launch *l, uint32_t act, cons
 static __global__ void __launch_bounds__(256)
 		finish_rows(float *y, const float *from, uint32_t n, apr_cuda_scales scale, const float *bias, const uint32_t *n_live)
 {
-	const uint32_t r = blockIdx.y;
+	const uint32_t r = blockIdx.y, i = (blockIdx.x * 256 + threadIdx.x) * 4;
 
 	pdl_next();
 	pdl_wait();
-	if (r >= *n_live)
+	if (r >= *n_live || i >= n)
 		return;
-	const float s = scale.row ? scale.row[r] : 1.0f;
-
-	for (uint32_t i = blockIdx.x * 256 + threadIdx.x; i < n; i += gridDim.x * 256)
-		y[(size_t)r * n + i] =
-				from[(size_t)r * n + i] * s * (scale.channel ? scale.channel[i] : 1.0f) + (bias ? bias[i] : 0.0f);
+	*(float4 *)(y + (size_t)r * n + i) =
+			owed4(from + (size_t)r * n, i, scale.row ? scale.row[r] : 1.0f, scale.channel, bias);
 }
 extern "C" int apr_cuda_prefill_finish(const apr_cuda_launch *l, float *y, const float *from, uint32_t n,
                                        apr_cuda_scales scale, const float *bias)
 {
+	if (n % 4)
+		return -ENOTSUP;
 	return launch(finish_rows, dim3((n + 1023) / 1024, l->bucket), 256, 0, l->stream, l->pdl, y, from, n, scale, bias,
 	              l->rows.n);
 }

@@ -381,7 +381,7 @@ static void attention(const struct shape_heads &h, apr_kv_type type, uint32_t ct
 
 void check_prefill(void)
 {
-	for (uint32_t n : {576u, 640u, 4096u, 14336u})
+	for (uint32_t n : {576u, 640u, 4096u, 5120u, 14336u, 20480u})
 		for (uint32_t rows : {1u, 17u, 65u})
 			for (apr_cuda_real real : {APR_REAL_F32, APR_REAL_F16, APR_REAL_BF16, APR_REAL_E4M3})
 				gemm_inputs(n, rows, real);
