@@ -117,22 +117,6 @@ DEV float row_scale(const apr_cuda_gemm_in &dst, uint32_t r, float amax, float *
 	return scale;
 }
 
-/* x / (1 + 2^(-x log2 e)): the hardware's exponential and reciprocal, a few ulp */
-DEV float sigmoid_fast(float x)
-{
-	float y;
-
-	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp2_fast(x * -APR_LOG2E)));
-	return y;
-}
-DEV float activate_fast(uint32_t act, float x)
-{
-	if (act == APR_OP_SILU)
-		return x * sigmoid_fast(x);
-	if (act == APR_OP_GELU_TANH)
-		return x * sigmoid_fast(x * fmaf(x * x, 2.0f * 0.7978845608f * 0.044715f, 2.0f * 0.7978845608f));
-	return activate(act, x);
-}
 /* Four of a GEMM's outputs from i on, times what is owed to them, plus bias or NULL */
 DEV float4 owed4(const float *p, uint32_t i, float row, const float *channel, const float *bias)
 {
@@ -156,11 +140,11 @@ DEV float4 activated4(const act_args &a, uint32_t i)
 	float4 u = owed4(a.up, i, a.row, a.channel && a.gate ? a.channel + a.n : a.channel, NULL), g;
 
 	if (!a.gate)
-		return make_float4(activate_fast(a.act, u.x), activate_fast(a.act, u.y), activate_fast(a.act, u.z),
-		                   activate_fast(a.act, u.w));
+		return make_float4(activate(a.act, u.x), activate(a.act, u.y), activate(a.act, u.z),
+		                   activate(a.act, u.w));
 	g = owed4(a.gate, i, a.row, a.channel, NULL);
-	return make_float4(activate_fast(a.act, g.x) * u.x, activate_fast(a.act, g.y) * u.y,
-	                   activate_fast(a.act, g.z) * u.z, activate_fast(a.act, g.w) * u.w);
+	return make_float4(activate(a.act, g.x) * u.x, activate(a.act, g.y) * u.y,
+	                   activate(a.act, g.z) * u.z, activate(a.act, g.w) * u.w);
 }
 
 /* ---- a row held in registers: U pieces of four a thread ----------------------------------------- */

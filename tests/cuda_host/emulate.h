@@ -122,6 +122,14 @@ template <typename T> static inline T __ldcg(const T *p)
 {
 	return *p;
 }
+template <typename T> static inline T __ldcs(const T *p)
+{
+	return *p;
+}
+template <typename T> static inline void __stcs(T *p, T v)
+{
+	*p = v;
+}
 template <typename T> static inline T __ldg(const T *p)
 {
 	return *p;

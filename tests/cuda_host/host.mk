@@ -9,7 +9,7 @@
 EMU := $(B)/cuda_host
 EMU_KERNELS := decode_ops sm90_any_proj_decode sm90_f16_attn_decode sm90_any_attn_plain sm90_any_heads_rope \
 	sm90_any_weights sm90_any_prefill_rows sm90_any_sample_vocab
-EMU_CHECKS := check_weights check_proj check_ops check_attn_decode check_sample check_layer support
+EMU_CHECKS := check_weights check_proj check_ops check_attn_decode check_sample check_layer check_prefill support
 EMU_OBJ := $(EMU_KERNELS:%=$(EMU)/kernels/cuda/%.o) $(EMU_CHECKS:%=$(EMU)/tests/cuda/%.o) \
 	$(EMU)/tests/cuda_host/main.o $(EMU)/tests/cuda_host/emulate.o
 EMU_WARN = $(if $(filter %/main.o %/emulate.o,$@),-Wall -Wextra -Werror,-w)
@@ -36,7 +36,7 @@ $(EMU)/check_host: $(EMU_OBJ) $(B)/obj/tests/cuda/cpu_side.o $(B)/libkernels.a
 -include $(EMU_OBJ:.o=.d)
 
 # each check a target of its own, the longest first: they run side by side under -j
-EMU_RUNS := $(patsubst %,check-cuda-host-%,$(or $(ONLY),proj ops sample attn_decode weights layer))
+EMU_RUNS := $(patsubst %,check-cuda-host-%,$(or $(ONLY),proj ops sample attn_decode weights layer prefill))
 .PHONY: check-cuda-host $(EMU_RUNS)
 $(EMU_RUNS): check-cuda-host-%: $(EMU)/check_host
 	$< $*

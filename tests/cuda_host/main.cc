@@ -6,7 +6,8 @@ static const struct {
 	const char *name;
 	void (*run)(void);
 } checks[] = {{"weights", check_weights},         {"proj", check_proj},     {"ops", check_ops},
-              {"attn_decode", check_attn_decode}, {"sample", check_sample}, {"layer", check_layer}};
+              {"attn_decode", check_attn_decode}, {"sample", check_sample}, {"layer", check_layer},
+              {"prefill", check_prefill}};
 
 int main(int argc, char **argv)
 {
