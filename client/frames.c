@@ -66,6 +66,14 @@ static int check_peer(int sock, const char *path, char *err, size_t errlen)
 	return -EPERM;
 }
 
+/* Not where something stands that is no socket, which is refused the same way. */
+static bool nobody_listens(int e, const char *path)
+{
+	struct stat st;
+
+	return e == -ENOENT || (e == -ECONNREFUSED && !stat(path, &st) && S_ISSOCK(st.st_mode));
+}
+
 int apr_dial(const char *path, uint64_t deadline_ns, char *err, size_t errlen)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
@@ -92,7 +100,9 @@ int apr_dial(const char *path, uint64_t deadline_ns, char *err, size_t errlen)
 		if (e == -EAGAIN)
 			poll(NULL, 0, 5);
 	}
-	if (e)
+	if (nobody_listens(e, path))
+		apr_say(err, errlen, "no daemon at %s: start one with aprd -m FILE.gguf, or name its socket in APRD_SOCKET", path);
+	else if (e)
 		apr_say(err, errlen, "%s: %s", path, apr_strerror(e));
 	else
 		e = check_peer(sock, path, err, errlen);

@@ -77,8 +77,8 @@ int sockets_admin_path(const char *path, char *out, size_t n)
 	return len < 0 || (size_t)len >= n ? -ENAMETOOLONG : 0;
 }
 
-/* With the lock held: whatever stands at the path goes, if it is a socket. */
-static int clear_path(const char *path, char *err, size_t errlen)
+/* 1: a socket stands at the path; 0: nothing does. */
+static int look_at(const char *path, char *err, size_t errlen)
 {
 	struct stat st;
 
@@ -86,6 +86,16 @@ static int clear_path(const char *path, char *err, size_t errlen)
 		return errno == ENOENT ? 0 : fault(-errno, err, errlen, path, strerror(errno));
 	if (!S_ISSOCK(st.st_mode))
 		return fault(-EEXIST, err, errlen, path, "something that is not a socket is there; it is left alone");
+	return 1;
+}
+
+/* With the lock held: whatever stands at the path goes, if it is a socket. */
+static int clear_path(const char *path, char *err, size_t errlen)
+{
+	int there = look_at(path, err, errlen);
+
+	if (there <= 0)
+		return there;
 	if (unlink(path))
 		return fault(-errno, err, errlen, path, strerror(errno));
 	return 0;
@@ -120,6 +130,19 @@ static int bind_at(struct listener *l, gid_t group, mode_t mode, char *err, size
 	return 0;
 }
 
+/* The lock could not be made: the user gave the folder's name, not the lock's. */
+static int no_lock(int e, const char *path, const char *name, char *err, size_t errlen)
+{
+	const char *slash = strrchr(path, '/');
+	char folder[128];
+	struct stat st;
+
+	if (!lstat(name, &st)) /* it is there, and will not open */
+		return fault(-e, err, errlen, name, strerror(e));
+	snprintf(folder, sizeof(folder), "%.*s", slash > path ? (int)(slash - path) : 1, slash ? path : ".");
+	return fault(-e, err, errlen, folder, e == ENOENT ? "no such folder for the socket" : strerror(e));
+}
+
 static int lock_beside(const char *path, int *fd, char *err, size_t errlen)
 {
 	char name[128];
@@ -127,7 +150,7 @@ static int lock_beside(const char *path, int *fd, char *err, size_t errlen)
 	snprintf(name, sizeof(name), "%s.lock", path);
 	*fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (*fd < 0)
-		return fault(-errno, err, errlen, name, strerror(errno));
+		return no_lock(errno, path, name, err, errlen);
 	if (flock(*fd, LOCK_EX | LOCK_NB)) {
 		int e = errno;
 		close(*fd);
@@ -146,7 +169,9 @@ int sockets_open(struct listener *l, const char *path, gid_t group, mode_t mode,
 	if (strlen(path) + sizeof(".admin") > sizeof(l->path))
 		return fault(-ENAMETOOLONG, err, errlen, path, "too long for a socket's path");
 	memcpy(l->path, path, strlen(path) + 1);
-	int e = lock_beside(path, &l->lock, err, errlen);
+	int e = look_at(path, err, errlen); /* before the lock, which would stay beside somebody's file */
+	if (e >= 0)
+		e = lock_beside(path, &l->lock, err, errlen);
 	if (!e)
 		e = clear_path(path, err, errlen);
 	if (!e)

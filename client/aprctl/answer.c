@@ -145,8 +145,6 @@ int ctl_answer_submit(const struct ctl_answer *a, struct apr *s, struct apr_sqe 
 	q->n = (uint16_t)(a->n > 1 ? a->n : 0);
 	q->prio = (uint8_t)c->prio;
 	e = add_params(c, s, q);
-	if (e == -EINVAL)
-		return ctl_fail(c, "an option is out of its range: a --stop is empty or above %u bytes", APR_STOP_BYTES_MAX);
 	if (e)
 		return ctl_fail(c, "the options: %s", apr_strerror(e));
 	e = apr_submit(s);
@@ -193,11 +191,14 @@ static int print_json(struct ctl *c, const struct ctl_answer *a, const struct ap
 	return ctl_print_json(c, j);
 }
 
-static void print_samples(struct ctl *c, const struct ctl_answer *a)
+/* Of a request that broke off, those samples that gave something. */
+static void print_samples(struct ctl *c, const struct ctl_answer *a, bool broke)
 {
 	for (uint32_t i = 0; i < a->n; i++) {
 		const struct ctl_sample *m = &a->samples[i];
 
+		if (broke && !m->len && !m->n_ids)
+			continue;
 		printf("%s--- %u of %u (%s)%s\n%.*s\n", ctl_dim(c), i + 1, a->n, apr_wire_finish(m->finish), ctl_plain(c),
 		       (int)m->len, m->text ? m->text : "");
 	}
@@ -226,7 +227,7 @@ int ctl_answer_end(struct ctl_answer *a, const struct apr_model_row *row, const 
 	else if (a->stream && a->last && a->last != '\n')
 		putchar('\n');
 	else if (!a->stream && !c->json)
-		print_samples(c, a);
+		print_samples(c, a, broke);
 	status = ctl_flush(c, status);
 	if (!status && !l->res)
 		note_cut_answers(c, a, l);

@@ -39,8 +39,6 @@ int cmd_generate(struct ctl *c)
 	if (c->ids && (c->n_args || c->file))
 		return ctl_usage(c, "TEXT or --ids, not both");
 	status = c->ids ? ctl_read_ids(c, c->ids, &in) : ctl_read_text(c, &in);
-	if (!status && !c->samples)
-		status = ctl_usage(c, "--samples 0: give 1 or more");
 	if (!status)
 		status = ctl_connect(c, in.ids ? in.n_ids * 4 : in.len, &s);
 	if (!GIVEN(c, KEY_SEED))

@@ -167,19 +167,19 @@ static json_t *score_json(const struct bytes *b)
 	return json_pack("{s:o}", "positions", positions);
 }
 
-static void score_print(const struct bytes *b)
+static void score_print(const struct bytes *b, bool best)
 {
 	const struct apr_score *sc;
 	size_t pos = 0, n = 0;
 	double sum = 0;
 
-	printf("%6s %8s %10s   best\n", "pos", "id", "logprob");
+	printf("%6s %8s %10s%s\n", "pos", "id", "logprob", best ? "   best" : "");
 	while ((sc = apr_score_next(b->data, b->len, &pos))) {
 		const struct apr_top *t = apr_score_top(sc);
 
-		printf("%6u %8u %10.5f  ", sc->pos, sc->id, (double)sc->logprob);
+		printf("%6u %8u %10.5f", sc->pos, sc->id, (double)sc->logprob);
 		for (uint32_t k = 0; k < sc->k; k++)
-			printf(" %u:%.5f", t[k].id, (double)t[k].logprob);
+			printf("%s%u:%.5f", k ? " " : "   ", t[k].id, (double)t[k].logprob);
 		putchar('\n');
 		sum += (double)sc->logprob;
 		n++;
@@ -220,7 +220,10 @@ int cmd_score(struct ctl *c)
 	if (!status && c->json) {
 		status = ctl_print_json(c, score_json(&b));
 	} else if (!status) {
-		score_print(&b);
+		if (in.n_ids > 1)
+			score_print(&b, c->top);
+		else
+			ctl_note(c, "one id has nothing to score: the first follows nothing");
 		status = ctl_flush(c, CTL_OK);
 	}
 	free(b.data);

@@ -98,7 +98,7 @@ struct ctl_verb {
 };
 extern const struct ctl_verb ctl_verbs[N_VERBS];
 
-enum { CTL_STOPS = APR_STOP_MAX, CTL_BIASES = APR_BIAS_MAX };
+enum { CTL_STOPS = APR_STOP_MAX, CTL_BIASES = APR_BIAS_MAX, CTL_SAMPLES = 64 };
 
 struct ctl {
 	const struct ctl_verb *verb;

@@ -7,6 +7,7 @@
  */
 #include "client/aprctl/ctl.h"
 #include <getopt.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -40,7 +41,7 @@ const struct ctl_option ctl_options[] = {
 	{KEY_PRESENCE, "presence-penalty", 0, "F", ANSWERS, "push down what was said at all; 0 off"},
 	{KEY_BIAS, "bias", 0, "ID:V", ANSWERS, "add V to a token's logit, -inf bans it; repeatable"},
 	{KEY_LOGPROBS, "logprobs", 0, "K", GEN, "log-probabilities, and the K best of each step"},
-	{KEY_SAMPLES, "samples", 0, "N", GEN, "N answers to one prompt"},
+	{KEY_SAMPLES, "samples", 0, "N", GEN, "N answers to one prompt, at most 64"},
 	{KEY_PRIO, "prio", 0, "LEVEL", ANSWERS, "high, normal or low: who goes first, as far as the daemon allows it"},
 	{KEY_SEED, "seed", 0, "S", ANSWERS, "repeat an answer; drawn where it is not given"},
 	{KEY_STOP, "stop", 0, "STR", ANSWERS, "end before this text; repeatable"},
@@ -63,7 +64,7 @@ const struct ctl_verb ctl_verbs[N_VERBS] = {
 	[VERB_CHAT] = {"chat", "[options] [TEXT]", "talk through the model's own template", cmd_chat},
 	[VERB_SCORE] = {"score", "--ids IDS [--top K] [--step]", "log-probabilities of given ids", cmd_score},
 	[VERB_TOKENIZE] = {"tokenize", "[--special] TEXT", "text to ids", cmd_tokenize},
-	[VERB_DETOKENIZE] = {"detokenize", "IDS", "ids to text", cmd_detokenize},
+	[VERB_DETOKENIZE] = {"detokenize", "[--special] IDS", "ids to text", cmd_detokenize},
 	[VERB_LOAD] = {"load", "[NAME=]FILE", "load a model (admin)", cmd_load},
 	[VERB_UNLOAD] = {"unload", "NAME", "unload a model (admin)", cmd_unload},
 	[VERB_WARMUP] = {"warmup", "", "run every recorded step once (admin)", cmd_warmup},
@@ -111,7 +112,8 @@ static int help(const struct ctl *c)
 		printf("\naprctl VERB --help shows a verb's own. Wherever TEXT stands, -f FILE or - (standard input) may.\n");
 		return CTL_OK;
 	}
-	printf("usage: aprctl [-s SOCKET] [--json] %s %s\n%s\n\noptions:\n", c->verb->name, c->verb->args, c->verb->help);
+	printf("usage: aprctl [-s SOCKET] [--json] %s%s%s\n%s\n\noptions:\n", c->verb->name, *c->verb->args ? " " : "",
+	       c->verb->args, c->verb->help);
 	for (size_t i = 0; i < ctl_n_options; i++)
 		if (ctl_options[i].verbs >> (c->verb - ctl_verbs) & 1)
 			print_option(&ctl_options[i]);
@@ -138,10 +140,20 @@ static int take_u32(const struct ctl *c, const struct ctl_option *o, const char 
 	return CTL_OK;
 }
 
+/* The bounds are the protocol's, so that a value outside them is wrong usage, told by the option's name. A NaN
+ * is within none. */
 static int take_float(struct ctl *c, const struct ctl_option *o, const char *value, float *out, uint32_t set)
 {
 	if (!ctl_parse_float(value, out))
 		return bad_value(c, o, value, "give a number");
+	if (set == APR_SET_TEMPERATURE && !(isfinite(*out) && *out >= 0))
+		return bad_value(c, o, value, "give 0 or more");
+	if ((set == APR_SET_TOP_P || set == APR_SET_MIN_P) && !(*out >= 0 && *out <= 1))
+		return bad_value(c, o, value, "give a number from 0 to 1");
+	if (set == APR_SET_REPEAT && !(isfinite(*out) && *out > 0))
+		return bad_value(c, o, value, "give a number above 0");
+	if (!isfinite(*out))
+		return bad_value(c, o, value, "give a finite number");
 	c->sampling.set |= set;
 	return CTL_OK;
 }
@@ -180,7 +192,21 @@ static int take_stop(struct ctl *c, const struct ctl_option *o, const char *valu
 {
 	if (c->n_stop == CTL_STOPS)
 		return bad_value(c, o, value, "more stop texts than a request takes (16)");
+	if (!*value)
+		return ctl_usage(c, "--stop: the text is empty");
+	if (strlen(value) > APR_STOP_BYTES_MAX)
+		return ctl_usage(c, "--stop: %zu bytes, and a stop text has at most %u", strlen(value), APR_STOP_BYTES_MAX);
 	c->stop[c->n_stop++] = value;
+	return CTL_OK;
+}
+
+static int take_samples(struct ctl *c, const struct ctl_option *o, const char *value)
+{
+	uint64_t v;
+
+	if (!ctl_parse_u64(value, &v) || !v || v > CTL_SAMPLES)
+		return bad_value(c, o, value, "give a number from 1 to 64");
+	c->samples = (uint32_t)v;
 	return CTL_OK;
 }
 
@@ -235,7 +261,7 @@ static int take(struct ctl *c, const struct ctl_option *o, const char *value)
 	case KEY_PRESENCE: return take_float(c, o, value, &s->presence_penalty, APR_SET_PRESENCE);
 	case KEY_BIAS: return take_bias(c, o, value);
 	case KEY_LOGPROBS: return take_u32(c, o, value, APR_LOGPROBS_MAX, &c->logprobs);
-	case KEY_SAMPLES: return take_u32(c, o, value, UINT16_MAX, &c->samples);
+	case KEY_SAMPLES: return take_samples(c, o, value);
 	case KEY_SEED: return take_seed(c, o, value);
 	case KEY_STOP: return take_stop(c, o, value);
 	case KEY_IGNORE_EOS:
@@ -340,6 +366,13 @@ int ctl_parse(struct ctl *c, int argc, char **argv, bool *done)
 	*done = true;
 	if (at >= argc)
 		return ctl_usage(c, "name a verb");
+	if (!strcmp(argv[at], "help")) { /* no verb, and yet what many try first */
+		verb = at + 1 < argc ? ctl_find_verb(argv[at + 1]) : -1;
+		if (at + 1 < argc && verb < 0)
+			return ctl_usage(c, "no verb %s", argv[at + 1]);
+		c->verb = verb < 0 ? NULL : &ctl_verbs[verb];
+		return help(c);
+	}
 	verb = ctl_find_verb(argv[at]);
 	if (verb < 0)
 		return ctl_usage(c, "no verb %s", argv[at]);

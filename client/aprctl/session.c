@@ -219,19 +219,19 @@ int ctl_run(const struct ctl *c, struct apr *s, uint64_t user_data, ctl_entry_fn
 
 int ctl_request_failed(const struct ctl *c, const struct ctl_last *l)
 {
-	const char *todo = "";
+	const char *todo = "", *how = l->finish == APR_FINISH_DRAINED ? " (drained)" : "";
 
 	if (l->res == -E2BIG || l->res == -ENOSPC)
 		todo = ": shorten the input, or give aprd a larger context (-c)";
 	else if (l->res == -ECONNRESET)
 		todo = ": aprctl status tells whether the daemon is back";
-	else if (l->res == -ETIMEDOUT && c->timeout_ms)
+	else if ((l->res == -ETIMEDOUT || l->res == -ETIME) && c->timeout_ms)
 		todo = ": give it longer with --timeout";
 	if (!*l->why && l->at)
 		return ctl_fail(c, "%s (byte %u of the request)%s", apr_strerror(l->res), l->at, todo);
 	if (*l->why)
-		return ctl_fail(c, "%s%s", l->why, todo);
-	return ctl_fail(c, "%s%s", apr_strerror(l->res), todo);
+		return ctl_fail(c, "%s%s%s", l->why, how, todo);
+	return ctl_fail(c, "%s%s%s", apr_strerror(l->res), how, todo);
 }
 
 int ctl_admin(const struct ctl *c, unsigned type, json_t *body, char **reply, int timeout_ms)

@@ -184,11 +184,11 @@ static int begin_score(struct fake_session *s, struct fake_req *r, uint32_t *at,
 
 	if (e)
 		return e;
-	if (r->n_prompt < 2)
-		return refuse(at, why, -EINVAL, AT(in_len), "SCORE needs two ids or more");
+	if (!r->n_prompt)
+		return refuse(at, why, -EINVAL, AT(in_len), "SCORE of nothing");
 	if (r->n_prompt > s->f->script.n_ctx)
 		return refuse(at, why, -ENOSPC, AT(in_len), "more ids than the context holds");
-	r->data = malloc(each * (r->n_prompt - 1));
+	r->data = malloc(each * r->n_prompt);
 	if (!r->data)
 		return refuse(at, why, -ENOMEM, 0, "out of memory");
 	for (uint32_t i = 1; i < r->n_prompt; i++) {

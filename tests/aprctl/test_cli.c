@@ -17,7 +17,8 @@ static void usage_errors_exit_2_with_one_line(void)
 		{"detokenize", "1,,2"}, {"detokenize", "1,-2"},  {"detokenize", "4294967296"}, {"detokenize", ""},
 		{"detokenize", "1,2,"}, {"score"},               {"score", "--ids"},        {"score", "--ids", "1", "--top", "21"},
 		{"generate", "--ids", "1", "a"}, {"generate", "--seed", "18446744073709551616", "a"},
-		{"generate", "--samples", "0", "a"}, {"generate", "--prio", "urgent", "a"}, {"generate", "--timeout", "0", "a"}, {"status", "x"}, {"load"},
+		{"generate", "--samples", "0", "a"}, {"generate", "--samples", "65", "a"}, {"generate", "--stop", "", "a"},
+		{"help", "nosuch"}, {"generate", "--prio", "urgent", "a"}, {"generate", "--timeout", "0", "a"}, {"status", "x"}, {"load"},
 		{"cancel", "x"},       {"ping", "-n", "0"},      {"capture", "f"},          {"conform", "no-such-check"},
 		{"status", "--temp", "1"}, {"generate", "-f", "/dev/null", "text"},
 	};
@@ -39,6 +40,12 @@ static void help_and_version_exit_0(void)
 	CU_ASSERT_EQUAL(CLI(&c, "--help"), 0);
 	for (int i = 0; i < N_VERBS; i++)
 		CU_ASSERT_PTR_NOT_NULL(strstr(c.out, ctl_verbs[i].name));
+	CU_ASSERT_EQUAL(CLI(&c, "help"), 0);
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.out, "detokenize   [--special] IDS"));
+	CU_ASSERT_EQUAL(CLI(&c, "models", "--help"), 0);
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.out, "--json] models\n"));
+	CU_ASSERT_EQUAL(CLI(&c, "help", "generate"), 0);
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.out, "at most 64"));
 	CU_ASSERT_EQUAL(CLI(&c, "generate", "--help"), 0);
 	CU_ASSERT_PTR_NOT_NULL(strstr(c.out, "--repeat-penalty R"));
 	CU_ASSERT_PTR_NULL(strstr(c.out, "--step"));
@@ -208,6 +215,7 @@ static const char scripted[] =
 	"{\"match\": \"greet\", \"steps\": [\"Hello\", \" wide\", \" world\"]},"
 	"{\"match\": \"fail\", \"steps\": [\"partly\", {\"error\": \"EIO\", \"why\": \"a wheel came off\"}]},"
 	"{\"match\": \"stall\", \"steps\": [\"one\", {\"stall\": true}]},"
+	"{\"match\": \"end\", \"steps\": [\"one\", {\"error\": \"ESHUTDOWN\", \"why\": \"it ended first\"}]},"
 	"{\"match\": \"bye\", \"steps\": [\"one\", {\"die\": \"bye\"}]},"
 	"{\"match\": \"drop\", \"steps\": [\"one\", {\"die\": \"drop\"}]},"
 	"{\"match\": \"long\", \"steps\": [{\"text\": \" a piece of text that is longer than an entry holds\","
@@ -309,13 +317,15 @@ static void case17_sampling_values_out_of_range(void)
 	struct fake *f = cli_fake(&c, NULL);
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		CU_ASSERT_EQUAL(CLI(&c, "generate", cases[i][0], cases[i][1], "x"), 1);
+		CU_ASSERT_EQUAL(CLI(&c, "generate", cases[i][0], cases[i][1], "x"), 2);
 		CU_ASSERT(cli_one_line(&c));
+		CU_ASSERT_PTR_NOT_NULL(strstr(c.err, cases[i][0]));
 	}
 	CU_ASSERT_EQUAL(CLI(&c, "generate", "--bias", "290:1", "x"), 1); /* case 16: an id outside the vocabulary */
 	CU_ASSERT_EQUAL(CLI(&c, "generate", "--bias", "5:nan", "x"), 1);
-	CU_ASSERT_EQUAL(CLI(&c, "generate", "--stop", "", "x"), 1); /* case 8: the empty stop is refused */
+	CU_ASSERT_EQUAL(CLI(&c, "generate", "--stop", "", "x"), 2); /* case 8: the empty stop is refused */
 	CU_ASSERT(cli_one_line(&c));
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.err, "--stop: the text is empty"));
 	CU_ASSERT_EQUAL(CLI(&c, "generate", "-n", "1", "x"), 0);
 	fake_end(f);
 }
@@ -331,11 +341,26 @@ static void errors_of_requests(void)
 	CU_ASSERT_EQUAL(CLI(&c, "generate", "--timeout", "0.1", "stall"), 1);
 	CU_ASSERT_STRING_EQUAL(c.out, "one\n");
 	CU_ASSERT_PTR_NOT_NULL(strstr(c.err, "--timeout"));
+	CU_ASSERT_EQUAL(CLI(&c, "generate", "end"), 1);
+	CU_ASSERT_STRING_EQUAL(c.err, "aprctl: generate: it ended first (drained)\n");
 	CU_ASSERT_EQUAL(CLI(&c, "generate", "bye"), 1);
 	CU_ASSERT(cli_one_line(&c));
 	CU_ASSERT_EQUAL(CLI(&c, "generate", "drop"), 1);
 	CU_ASSERT(cli_one_line(&c));
 	CU_ASSERT_EQUAL(CLI(&c, "generate", "greet"), 0); /* and the daemon lives */
+	fake_end(f);
+}
+
+/* Samples that gave nothing and were refused are not printed. */
+static void refused_samples_print_nothing(void)
+{
+	struct fake *f = cli_fake(&c, NULL);
+
+	CU_ASSERT_EQUAL(CLI(&c, "generate", "--samples", "3", "--bias", "290:1", "x"), 1);
+	CU_ASSERT_STRING_EQUAL(c.out, "");
+	CU_ASSERT(cli_one_line(&c));
+	CU_ASSERT_EQUAL(CLI(&c, "generate", "--samples", "3", "-n", "1", "x"), 0);
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.out, "--- 3 of 3"));
 	fake_end(f);
 }
 
@@ -494,6 +519,13 @@ static void score_has_a_row_for_each_id_but_the_first(void)
 	CU_ASSERT_EQUAL(json_array_size(json_array_get(json_object_get(p, "top"), 0)), 2);
 	json_decref(j);
 	CU_ASSERT_EQUAL(CLI(&c, "score", "--step", "--ids", "258,260,261"), 0);
+	CU_ASSERT_PTR_NULL(strstr(c.out, "best"));
+	CU_ASSERT_PTR_NULL(strstr(c.out, " \n"));
+	CU_ASSERT_EQUAL(CLI(&c, "score", "--top", "2", "--ids", "258,260,261"), 0);
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.out, "best"));
+	CU_ASSERT_EQUAL(CLI(&c, "score", "--ids", "258"), 0);
+	CU_ASSERT_STRING_EQUAL(c.out, "");
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.err, "nothing to score"));
 	fake_end(f);
 }
 
@@ -677,6 +709,7 @@ static const struct apr_test tests[] = {
 	{"options_reach_the_daemon", options_reach_the_daemon, 0},
 	{"case17_sampling_values_out_of_range", case17_sampling_values_out_of_range, 0},
 	{"errors_of_requests", errors_of_requests, 0},
+	{"refused_samples_print_nothing", refused_samples_print_nothing, 0},
 	{"ctrl_c_cancels_and_keeps_what_came", ctrl_c_cancels_and_keeps_what_came, 0},
 	{"tokenize_and_back", tokenize_and_back, 0},
 	{"text_from_files_and_standard_input", text_from_files_and_standard_input, 0},

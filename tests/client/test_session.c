@@ -546,6 +546,7 @@ static void connect_failures(void)
 	snprintf(path, sizeof(path), "%s/nobody.sock", apr_test_tmpdir());
 	o.path = path;
 	CU_ASSERT_EQUAL(apr_connect(&c, &o, err, sizeof(err)), -ENOENT);
+	CU_ASSERT_PTR_NOT_NULL(strstr(err, "no daemon at "));
 	CU_ASSERT_PTR_NOT_NULL(strstr(err, "nobody.sock"));
 	CU_ASSERT_PTR_NULL(c);
 	snprintf(file, sizeof(file), "%s/plain", apr_test_tmpdir());

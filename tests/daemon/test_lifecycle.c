@@ -128,8 +128,25 @@ static void case20_what_is_no_socket_stays(void)
 		CU_ASSERT_EQUAL(lstat(d.sock, &st), 0);
 		CU_ASSERT_FALSE(S_ISSOCK(st.st_mode));
 		CU_ASSERT_TRUE(log_has(&d, "not a socket"));
+		char lock[200];
+		snprintf(lock, sizeof(lock), "%s.lock", d.sock);
+		CU_ASSERT_FALSE(exists(lock));
 	}
 	CU_ASSERT_FALSE(exists(target));
+}
+
+static void a_missing_folder_is_named(void)
+{
+	struct daemon d;
+	char sock[200], line[240];
+
+	daemon_name(&d, "nofolder");
+	snprintf(sock, sizeof(sock), "%s/none/x.sock", apr_test_tmpdir());
+	daemon_spawn(&d, (const char *[]){ "-m", tiny_path(), "-s", sock, NULL });
+	CU_ASSERT_EQUAL(daemon_wait(&d, 10), 1);
+	snprintf(line, sizeof(line), "%s/none: no such folder", apr_test_tmpdir());
+	CU_ASSERT_TRUE(log_has(&d, line));
+	CU_ASSERT_FALSE(log_has(&d, ".lock"));
 }
 
 static void case20_two_start_together(void)
@@ -706,6 +723,7 @@ static const struct apr_test tests[] = {
 	{ "case20_kill_and_restart_at_once", case20_kill_and_restart_at_once, KEEPS_HEAP },
 	{ "case20_second_instance_refuses", case20_second_instance_refuses, 0 },
 	{ "case20_what_is_no_socket_stays", case20_what_is_no_socket_stays, 0 },
+	{ "a_missing_folder_is_named", a_missing_folder_is_named, 0 },
 	{ "case20_two_start_together", case20_two_start_together, 0 },
 	{ "case21_drain_tells_why", case21_drain_tells_why, 0 },
 	{ "case21_drain_lets_it_finish", case21_drain_lets_it_finish, 0 },
