@@ -53,9 +53,35 @@ void quota_queued(struct identity *who, int64_t tokens)
 	TALLY(who->queued_tokens, (uint64_t)tokens);
 }
 
+enum { SECONDS = sizeof(((struct identity *)0)->by_second) / sizeof(uint32_t) };
+
+/* What is older than a minute is forgotten, then this second has so many more. */
+static void count_second(struct identity *who, uint32_t tokens, uint64_t now)
+{
+	uint64_t at = now / UINT64_C(1000000000), was = who->second_at;
+
+	if (at > was) {
+		for (uint64_t t = at - was < SECONDS ? was + 1 : at - SECONDS + 1; t <= at; t++)
+			__atomic_store_n(&who->by_second[t % SECONDS], 0, __ATOMIC_RELAXED);
+		__atomic_store_n(&who->second_at, at, __ATOMIC_RELAXED); /* quota_minute reads it */
+	}
+	TALLY(who->by_second[who->second_at % SECONDS], tokens);
+}
+
+uint64_t quota_minute(const struct identity *who, uint64_t now)
+{
+	uint64_t at = now / UINT64_C(1000000000), last = __atomic_load_n(&who->second_at, __ATOMIC_RELAXED), sum = 0;
+
+	for (uint64_t t = at > SECONDS ? at - SECONDS + 1 : 0; t <= last; t++)
+		if (last - t < SECONDS)
+			sum += __atomic_load_n(&who->by_second[t % SECONDS], __ATOMIC_RELAXED);
+	return sum;
+}
+
 void quota_work(struct identity *who, uint32_t tokens, uint64_t now)
 {
 	TALLY(who->tokens, tokens);
+	count_second(who, tokens, now);
 	if (!who->limits.tokens_minute)
 		return;
 	refill(who, now);

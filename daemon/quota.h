@@ -16,6 +16,7 @@
 int quota_prompt(struct identity *who, uint32_t tokens, uint64_t now, char *words, size_t len);
 void quota_queued(struct identity *who, int64_t tokens); /* prompts that wait: more, or fewer */
 void quota_work(struct identity *who, uint32_t tokens, uint64_t now); /* prompt rows computed, tokens generated */
+uint64_t quota_minute(const struct identity *who, uint64_t now); /* work in the last 60 seconds; any thread */
 void quota_run(struct identity *who, int runs);          /* in a slot: more, or fewer */
 void quota_pages(struct identity *who, int64_t pages);   /* held: more, or fewer */
 

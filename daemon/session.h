@@ -41,6 +41,8 @@ struct identity {
 	uint64_t queued_tokens, kv_pages, tokens, refused_quota;
 	uint64_t minute_at;  /* ns: when minute_left was reckoned */
 	int64_t minute_left; /* thousandths of tokens; below 0: a debt */
+	uint32_t by_second[60]; /* tokens in each of the last 60 seconds up to second_at; quota.c's, relaxed atomics */
+	uint64_t second_at;
 	uint64_t input_bytes; /* private copies of unfinished requests' inputs */
 };
 

@@ -5,6 +5,7 @@
  */
 #include "daemon/worker.h"
 #include "daemon/graphs.h"
+#include "daemon/quota.h"
 #include "shm/wire.h"
 #include <jansson.h>
 #include <stdlib.h>
@@ -90,6 +91,7 @@ static json_t *model_row(const struct served *s, const struct apr_loaded_info *i
 	json_object_set_new(o, "pages_free", number(i->pages_free));
 	json_object_set_new(o, "pages_cached", number(i->pages_cached));
 	json_object_set_new(o, "sampling", sampling(s->loaded));
+	json_object_set_new(o, "state", json_string(s->leaving ? "unloading" : i->resting ? "resting" : "ready"));
 	json_object_set_new(o, "resting", json_boolean(i->resting));
 	json_object_set_new(o, "keep_alive_s", number(s->keep_alive / UINT64_C(1000000000)));
 	json_object_set_new(o, "share_prefixes", json_string(share_names[s->share]));
@@ -97,6 +99,38 @@ static json_t *model_row(const struct served *s, const struct apr_loaded_info *i
 	json_object_set_new(o, "cached_tokens", number(look(&s->cached_tokens)));
 	json_object_set_new(o, "pace", pace(&s->batch.pace));
 	return o;
+}
+
+/* The models that the loader has before it, and the one at which it is. */
+static json_t *loading(struct worker *w)
+{
+	json_t *all = json_array();
+
+	pthread_mutex_lock(&w->load_lock);
+	if (w->loading[0])
+		json_array_append_new(all, json_string(w->loading));
+	for (const struct load_job *j = w->jobs; j; j = j->next)
+		if (job_is_load(j))
+			json_array_append_new(all, json_string(j->name));
+	pthread_mutex_unlock(&w->load_lock);
+	return all;
+}
+
+/* Why the state is another one than ready; empty where it is ready. */
+static json_t *state_why(const struct worker *w)
+{
+	if (w->state == STATE_DRAINING)
+		return json_string("nothing new is taken, what runs is finished");
+	if (w->state == STATE_DEGRADED && w->to_load)
+		return json_sprintf("the worker died and was started again (restart %u): %u of %zu models are still to be loaded",
+				    w->start->restarts, w->to_load, w->start->options->n_models);
+	if (w->state == STATE_DEGRADED) {
+		json_t *why = json_sprintf("after restart %u: %s", w->start->restarts, w->load_words);
+		return why ? why : json_string("a model was not loaded after a restart: the log says why"); /* no UTF-8 */
+	}
+	if (w->state != STATE_READY)
+		return json_sprintf("%u of %zu models are still to be loaded", w->to_load, w->start->options->n_models);
+	return json_string("");
 }
 
 static void memory_row(json_t *all, const char *purpose, const char *where, uint64_t bytes, const char *model)
@@ -197,6 +231,8 @@ static json_t *client_rows(struct worker *w, const struct identity *only)
 				      "kv_pages", (json_int_t)look(&who->kv_pages), "tokens", (json_int_t)look(&who->tokens),
 				      "refused", (json_int_t)look(&who->refused_quota));
 		if (o)
+			json_object_set_new(o, "tokens_minute", number(quota_minute(who, apr_now_ns())));
+		if (o)
 			json_object_set_new(o, "limits", limits_row(&who->may));
 		json_array_append_new(all, o ? o : json_null());
 	}
@@ -251,6 +287,8 @@ char *status_json(struct worker *w, const struct identity *who)
 	json_object_set_new(o, "restarts", number(w->start->restarts));
 	json_object_set_new(o, "uptime_s", json_real((double)(apr_now_ns() - w->began) * 1e-9));
 	json_object_set_new(o, "state", json_string(states[w->state]));
+	json_object_set_new(o, "state_why", state_why(w));
+	json_object_set_new(o, "loading", loading(w));
 	json_object_set_new(o, "backend",
 			    json_pack("{s:s,s:s,s:s,s:b}", "name", e->backend, "device", e->device, "why", e->why,
 				      "fell_back", e->fell_back));

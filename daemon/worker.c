@@ -32,6 +32,11 @@ static void job_free(struct load_job *j)
 	free(j);
 }
 
+bool job_is_load(const struct load_job *j)
+{
+	return !j->unload && !j->warm && !j->rest && !j->wake && !j->served;
+}
+
 static void job_post(struct worker *w, struct load_job *j)
 {
 	j->next = NULL;
@@ -88,6 +93,8 @@ static void job_done(void *io, struct mail *m)
 			tell(w, CTL_FAILED, 0);
 			w->failed = w->end = true;
 		} else {
+			if (j->err && !w->load_failed)
+				memcpy(w->load_words, j->words, sizeof(w->load_words));
 			w->load_failed |= j->err != 0;
 			if (!--w->to_load && w->state != STATE_DRAINING)
 				first_models_done(w);
@@ -234,6 +241,9 @@ static void run_job(struct worker *w, struct load_job *j)
 	}
 	struct load_watch watch = { j->first ? first_progress : NULL, w };
 	int e = served_load(&w->models, j->name, j->path, &watch, &j->served, err, sizeof(err));
+	pthread_mutex_lock(&w->load_lock);
+	w->loading[0] = 0; /* before the answer goes out */
+	pthread_mutex_unlock(&w->load_lock);
 	w->n_loaded += j->first;
 	if (j->first)
 		first_progress(w, 0.0);
@@ -268,6 +278,7 @@ static void *loader_main(void *arg)
 		if (!w->jobs)
 			w->jobs_tail = &w->jobs;
 		w->loader_busy = true;
+		snprintf(w->loading, sizeof(w->loading), "%s", job_is_load(j) ? j->name : "");
 		pthread_mutex_unlock(&w->load_lock);
 		run_job(w, j);
 		pthread_mutex_lock(&w->load_lock);

@@ -31,6 +31,8 @@ struct load_job { /* one LOAD, UNLOAD or WARMUP, or the command line's models */
 	struct worker *w;
 };
 
+bool job_is_load(const struct load_job *j);
+
 struct reload { /* from io to core; m comes first */
 	struct mail m;
 	struct options o;
@@ -69,12 +71,14 @@ struct worker {
 	pthread_cond_t load_some;
 	struct load_job *jobs, **jobs_tail;
 	bool loader_stop, loader_started;
+	char loading[64]; /* the model that is being loaded, or empty; under load_lock, as the jobs are */
 	bool loader_busy; /* a job is out of the list and not done */
 	uint32_t to_load; /* of the command line, not yet answered */
 	uint32_t n_loaded, load_told; /* first models that are loaded; per cent, the last told: the loader's */
 	struct mail ping;   /* through the core and back; pinged while it is on its way */
 	bool pinged;
 	bool load_failed;
+	char load_words[400]; /* why the first of them did not load */
 
 	/* conn.c */
 	struct conn *conns;

@@ -93,7 +93,22 @@ static int submit(struct chat *k, const struct ctl_answer *a, const char *json, 
 	return ctl_answer_submit(a, k->s, q, &k->row);
 }
 
-/* The answer, shown, and kept as the conversation's next message if there is any of it. */
+/* What an answer leaves in the conversation: what came of it, where it ended by itself, by Ctrl-C or by --timeout. One
+ * that failed leaves nothing, nor does its question: asked again, it stands there once. */
+static void keep_turn(struct chat *k, const struct ctl_answer *a, int status, const struct ctl_last *last)
+{
+	bool ended = !status || status == CTL_INTR || last->finish == APR_FINISH_TIMEOUT;
+	bool some = a->samples && a->samples[0].len;
+
+	if (ended && some)
+		add_message(k, "assistant", ctl_json_text(a->samples[0].text, a->samples[0].len));
+	else
+		drop_last(k);
+	if (!ended && some && k->terminal)
+		ctl_note(k->c, "this question and what came of the answer are not kept: ask again");
+}
+
+/* The answer, shown, and kept as the conversation's next message. */
 static int answer(struct chat *k)
 {
 	struct ctl *c = k->c;
@@ -119,10 +134,8 @@ static int answer(struct chat *k)
 		ctl_note(c, "stopped after %u tokens: -n asks for more", a.max);
 	if (last.res == -E2BIG && k->talk)
 		ctl_note(c, "/clear forgets what was said so far");
-	if (k->talk && a.samples && a.samples[0].len)
-		add_message(k, "assistant", ctl_json_text(a.samples[0].text, a.samples[0].len));
-	else if (k->talk)
-		drop_last(k); /* asked in vain: asked again, it stands there once */
+	if (k->talk)
+		keep_turn(k, &a, status, &last);
 	ctl_answer_free(&a);
 	free(json);
 	return status;

@@ -66,16 +66,17 @@ static json_t *project_list(json_t *list, const char *const *keys)
 	return out;
 }
 
-static const char *const model_keys[] = {"name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes", NULL};
-static const char *const models_keys[] = {"name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes", "equal_bits",
+static const char *const model_keys[] = {"name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes",
+					 "state", NULL};
+static const char *const models_keys[] = {"name", "path", "arch", "n_ctx", "n_vocab", "numerics", "route", "bytes", "state", "equal_bits",
 					  "how", "sampling", "share_prefixes", "prompt_tokens", "cached_tokens", "pace", NULL};
 
 static json_t *status_json(json_t *j)
 {
-	static const char *const top[] = {"version", "abi", "pid", "uptime_s", "state", "backend", "models", "memory",
-					  "sessions", "running", "queued", "kv", "graphs", NULL};
+	static const char *const top[] = {"version", "abi", "pid", "uptime_s", "state", "state_why", "backend", "models", "loading",
+					  "memory", "sessions", "running", "queued", "kv", "graphs", NULL};
 	static const char *const backend[] = {"name", "device", "why", NULL};
-	static const char *const memory[] = {"purpose", "where", "bytes", NULL};
+	static const char *const memory[] = {"purpose", "where", "bytes", "model", NULL};
 	static const char *const kv[] = {"pages_total", "pages_free", NULL};
 	static const char *const graphs[] = {"prefill", "decode", "bytes", "replays", NULL};
 	json_t *out = project(j, top);
@@ -117,7 +118,15 @@ static const char *duration(json_int_t s, char buf[48])
 	return buf;
 }
 
-static void print_models(const struct ctl *c, json_t *models)
+/* Its size, or what it is instead of ready: one that rests has given its memory back. */
+static const char *model_size(json_t *m, char buf[32])
+{
+	const char *state = json_string_value(json_object_get(m, "state"));
+
+	return state && strcmp(state, "ready") != 0 ? state : ctl_size((uint64_t)num(m, "bytes"), buf);
+}
+
+static void print_models(const struct ctl *c, json_t *models, json_t *loading)
 {
 	json_t *m;
 	size_t i;
@@ -126,23 +135,27 @@ static void print_models(const struct ctl *c, json_t *models)
 
 	json_array_foreach (models, i, m)
 		wide = (int)strlen(str(m, "name")) > wide ? (int)strlen(str(m, "name")) : wide;
+	json_array_foreach (loading, i, m)
+		wide = (int)json_string_length(m) > wide ? (int)json_string_length(m) : wide;
 	if (wide > 40)
 		wide = 40;
 	printf("%s  %-*s %-8s %8s %8s %-8s %9s %s%s\n", ctl_dim(c), wide, "model", "arch", "context", "vocab", "route", "size",
 	       "numerics", ctl_plain(c));
 	json_array_foreach (models, i, m) {
 		printf("  %-*.40s %-8s %8d %8d %-8s %9s %.16s\n", wide, str(m, "name"), str(m, "arch"), (int)num(m, "n_ctx"),
-		       (int)num(m, "n_vocab"), str(m, "route"), ctl_size((uint64_t)num(m, "bytes"), buf), str(m, "numerics"));
+		       (int)num(m, "n_vocab"), str(m, "route"), model_size(m, buf), str(m, "numerics"));
 		if (json_string_value(json_object_get(m, "how")))
 			printf("  %-*s %s\n", wide, "", str(m, "how"));
 	}
-	if (!json_array_size(models))
+	json_array_foreach (loading, i, m)
+		printf("  %-*.40s %-8s %8s %8s %-8s %9s\n", wide, json_string_value(m), "-", "-", "-", "-", "loading");
+	if (!json_array_size(models) && !json_array_size(loading))
 		printf("  none: load one with aprctl load FILE\n");
 }
 
 struct memory_row {
 	json_int_t bytes;
-	const char *purpose, *where;
+	const char *purpose, *where, *model;
 };
 
 static int by_bytes(const void *a, const void *b)
@@ -164,16 +177,20 @@ static void print_memory(const struct ctl *c, json_t *memory)
 	if (!rows)
 		return;
 	json_array_foreach (memory, i, m) {
-		rows[i] = (struct memory_row){num(m, "bytes"), str(m, "purpose"), str(m, "where")};
+		rows[i] = (struct memory_row){num(m, "bytes"), str(m, "purpose"), str(m, "where"),
+					      json_string_value(json_object_get(m, "model"))};
 		total += (uint64_t)rows[i].bytes;
 	}
 	qsort(rows, n, sizeof(*rows), by_bytes);
 	printf("%smemory%s   %s\n", ctl_bold(c), ctl_plain(c), ctl_size(total, buf));
+	while (n && !rows[n - 1].bytes) /* says nothing */
+		n--;
 	for (i = 0; i < n; i++) {
 		if (i >= 6 && n > 7)
 			rest += (uint64_t)rows[i].bytes;
 		else
-			printf("  %9s  %-14s %s\n", ctl_size((uint64_t)rows[i].bytes, buf), rows[i].where, rows[i].purpose);
+			printf("  %9s  %-14s %s%s%s\n", ctl_size((uint64_t)rows[i].bytes, buf), rows[i].where, rows[i].purpose,
+			       rows[i].model ? " of " : "", rows[i].model ? rows[i].model : "");
 	}
 	if (rest)
 		printf("  %9s  %-14s %zu more: aprctl --json status\n", ctl_size(rest, buf), "", n - 6);
@@ -241,19 +258,23 @@ static void print_status(const struct ctl *c, json_t *j)
 
 	printf("%s%s%s%s   aprd %s, abi %s, pid %d, up %s\n", ctl_bold(c), good ? ctl_green(c) : ctl_red(c), state,
 	       ctl_plain(c), str(j, "version"), str(j, "abi"), (int)num(j, "pid"), duration(num(j, "uptime_s"), buf));
+	if (*str(j, "state_why") && *str(j, "state_why") != '?')
+		printf("%swhy%s      %s\n", ctl_bold(c), ctl_plain(c), str(j, "state_why"));
 	printf("%sbackend%s  %s on %s: %s\n", ctl_bold(c), ctl_plain(c), str(backend, "name"), str(backend, "device"),
 	       str(backend, "why"));
 	printf("%sload%s     %d sessions, %d running, %d queued; KV pages: %d of %d used\n", ctl_bold(c), ctl_plain(c),
 	       (int)num(j, "sessions"), (int)num(j, "running"), (int)num(j, "queued"), (int)(total - pages_free), (int)total);
-	print_models(c, json_object_get(j, "models"));
+	print_models(c, json_object_get(j, "models"), json_object_get(j, "loading"));
 	print_memory(c, json_object_get(j, "memory"));
 	if (json_array_size(json_object_get(g, "prefill")) || json_array_size(json_object_get(g, "decode")))
 		printf("%sgraphs%s   %d prefill, %d decode, %s, %lld replays%s\n", ctl_bold(c), ctl_plain(c),
 		       (int)json_array_size(json_object_get(g, "prefill")), (int)json_array_size(json_object_get(g, "decode")),
 		       ctl_size((uint64_t)num(g, "bytes"), size), (long long)num(g, "replays"), by_kind(g, kinds, sizeof(kinds)));
 	print_sessions(c, json_object_get(j, "session_rows"));
-	if (json_is_object(p))
-		printf("%spolling%s  poll_us %d, spin_us %d: %s\n", ctl_bold(c), ctl_plain(c), (int)num(p, "poll_us"),
+	if (json_is_object(p) && !num(p, "poll_us") && !num(p, "spin_us"))
+		printf("%spolling%s  off; %s\n", ctl_bold(c), ctl_plain(c), str(p, "why"));
+	else if (json_is_object(p))
+		printf("%spolling%s  on, poll_us %d, spin_us %d; %s\n", ctl_bold(c), ctl_plain(c), (int)num(p, "poll_us"),
 		       (int)num(p, "spin_us"), str(p, "why"));
 	if (json_is_object(loop))
 		printf("%sloop%s     %s%s%s\n", ctl_bold(c), ctl_plain(c), str(loop, "name"), *str(loop, "why") ? ": " : "",
@@ -287,18 +308,18 @@ static const char *of(json_t *row, const char *used, const char *limit, char buf
 
 static void print_clients(const struct ctl *c, json_t *rows)
 {
-	char name[32], a[48], b[48], d[48], e[48];
+	char name[32], a[48], b[48], d[48], e[48], g[48];
 	json_t *r;
 	size_t i;
 
-	printf("%s%-16s %-10s %6s %11s %13s %7s %16s %13s %12s %11s %8s%s\n", ctl_dim(c), "user", "tenant", "weight", "sessions",
+	printf("%s%-16s %-10s %6s %11s %13s %7s %16s %13s %12s %15s %8s%s\n", ctl_dim(c), "user", "tenant", "weight", "sessions",
 	       "requests", "running", "waiting tokens", "KV pages", "tokens", "tokens/min", "refused", ctl_plain(c));
 	json_array_foreach (rows, i, r)
-		printf("%-16s %-10.10s %6lld %11s %13s %7lld %16s %13s %12lld %11lld %8lld\n", user_name(r, name),
+		printf("%-16s %-10.10s %6lld %11s %13s %7lld %16s %13s %12lld %15s %8lld\n", user_name(r, name),
 		       *str(r, "tenant") ? str(r, "tenant") : "-", (long long)num(r, "weight"),
 		       of(r, "sessions", "sessions", a), of(r, "in_flight", "in_flight", b), (long long)num(r, "running"),
 		       of(r, "queued_tokens", "queued_tokens", d), of(r, "kv_pages", "kv_pages", e),
-		       (long long)num(r, "tokens"), (long long)num(json_object_get(r, "limits"), "tokens_minute"),
+		       (long long)num(r, "tokens"), of(r, "tokens_minute", "tokens_minute", g),
 		       (long long)num(r, "refused"));
 	if (!json_array_size(rows))
 		printf("nobody yet\n");
@@ -370,7 +391,7 @@ int cmd_models(struct ctl *c)
 	if (c->json) {
 		status = ctl_print_json(c, json_pack("{s:o}", "models", project_list(models, models_keys)));
 	} else {
-		print_models(c, models);
+		print_models(c, models, json_object_get(j, "loading"));
 		print_sampling(models);
 		status = ctl_flush(c, CTL_OK);
 	}

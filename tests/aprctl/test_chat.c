@@ -7,6 +7,7 @@
 
 static const char script[] = "{\"token_ms\": 1, \"answers\": ["
 			     "{\"match\": \"user: slow\", \"times\": 1, \"steps\": [\"begun\", {\"stall\": true}]},"
+			     "{\"match\": \"user: half\", \"steps\": [\"as far\", {\"die\": \"drop\"}]},"
 			     "{\"match\": \"user: bad\\n\", \"steps\": [{\"error\": \"EIO\", \"why\": \"the disk\"}]},"
 			     "{\"match\": \"user: /slash\\n\", \"steps\": [\"a slash\"]},"
 			     "{\"match\": \"assistant: begun\\nuser: and now\", \"steps\": [\"it goes on\"]},"
@@ -216,6 +217,9 @@ static void a_conversation(void)
 	CU_ASSERT(term_until(&t, "> "));
 	term_type(&t, "hi\r");
 	CU_ASSERT(term_until(&t, "hello you\r\n"));
+	term_type(&t, "half\r"); /* a turn whose daemon went away is not kept */
+	CU_ASSERT(term_until(&t, "as far"));
+	CU_ASSERT(term_until(&t, "are not kept"));
 	term_type(&t, "again\r");
 	CU_ASSERT(term_until(&t, "seen\r\n"));
 	term_type(&t, "bad\r"); /* said, and the conversation goes on */
