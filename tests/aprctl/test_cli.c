@@ -188,15 +188,17 @@ static void status_has_the_promised_fields(void)
 
 	CU_ASSERT_EQUAL(CLI(&c, "--json", "status"), 0);
 	j = cli_json(&c);
-	CU_ASSERT(cli_keys(j, "version abi pid uptime_s state backend models memory sessions running queued kv graphs"));
+	CU_ASSERT(cli_keys(j, "version abi pid uptime_s state state_why backend models loading memory sessions running queued kv graphs"));
 	CU_ASSERT(cli_keys(json_object_get(j, "backend"), "name device why"));
 	CU_ASSERT(cli_keys(json_object_get(j, "kv"), "pages_total pages_free"));
 	CU_ASSERT(cli_keys(json_object_get(j, "graphs"), "prefill decode bytes replays"));
 	CU_ASSERT(cli_keys(json_array_get(json_object_get(j, "models"), 0),
-			   "name path arch n_ctx n_vocab numerics route bytes"));
+			   "name path arch n_ctx n_vocab numerics route bytes state"));
+	CU_ASSERT(cli_keys(json_array_get(json_object_get(j, "memory"), 0), "purpose where bytes model"));
 	CU_ASSERT_STRING_EQUAL(cli_str(j, "state"), "ready");
 	json_decref(j);
 	CU_ASSERT_EQUAL(CLI(&c, "status"), 0);
+	CU_ASSERT_PTR_NOT_NULL(strstr(c.out, "polling  off; "));
 	CU_ASSERT_EQUAL(strncmp(c.out, "ready", 5), 0); /* what matters first, and no colours into a pipe */
 	CU_ASSERT_PTR_NULL(strchr(c.out, '\033'));
 	size_t lines = 0;
@@ -669,7 +671,7 @@ static void real_model(void)
 		SKIP(why);
 	CU_ASSERT_EQUAL(CLI(&c, "--json", "status"), 0);
 	j = parse("status");
-	CU_ASSERT(cli_keys(j, "version abi pid uptime_s state backend models memory sessions running queued kv graphs"));
+	CU_ASSERT(cli_keys(j, "version abi pid uptime_s state state_why backend models loading memory sessions running queued kv graphs"));
 	CU_ASSERT(json_array_size(json_object_get(j, "memory")) > 1);
 	CU_ASSERT_STRING_EQUAL(cli_str(json_object_get(j, "backend"), "name"), "cpu");
 	json_decref(j);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The admin socket: loading and unloading, bad files, cancel, log, reload, drain; who may do it. */
 #include "tests/daemon/running.h"
+#include <pthread.h>
 
 static struct daemon d;
 
@@ -168,6 +169,93 @@ static void unload_waits_for_what_runs(void)
 	}
 	CU_ASSERT_EQUAL(res, 0);
 	CU_ASSERT_EQUAL(tokens, 100);
+	apr_close(c);
+}
+
+/* ---- what status says meanwhile ---------------------------------------------------------------- */
+
+struct orders { /* of a second administrator */
+	const char *path;
+	int loads, failed;
+	bool ended; /* atomic */
+};
+
+static void *give_orders(void *arg)
+{
+	struct orders *o = arg;
+	char load[300], err[200];
+
+	snprintf(load, sizeof(load), "{\"name\":\"slow\",\"path\":\"%s\"}", o->path);
+	for (int i = 0; i < o->loads; i++) {
+		o->failed += admin(&d, APR_FRAME_LOAD, load, NULL, err, sizeof(err)) != 0;
+		o->failed += i + 1 < o->loads && admin(&d, APR_FRAME_UNLOAD, "{\"name\":\"slow\"}", NULL, err, sizeof(err));
+	}
+	if (!o->loads)
+		o->failed = admin(&d, APR_FRAME_UNLOAD, "{\"name\":\"slow\"}", NULL, err, sizeof(err)) != 0;
+	__atomic_store_n(&o->ended, true, __ATOMIC_RELEASE); /* the test's loop */
+	return NULL;
+}
+
+/* Whether the model is as said: loading is a list of its own. */
+static bool slow_is(const char *state)
+{
+	json_t *j = status_of(&d), *row;
+	bool is = false;
+	size_t i;
+
+	json_array_foreach (json_object_get(j, "loading"), i, row)
+		is |= !strcmp(state, "loading") && !strcmp(json_string_value(row), "slow");
+	json_array_foreach (json_object_get(j, "models"), i, row)
+		is |= !strcmp(json_string_value(json_object_get(row, "name")), "slow") &&
+		      !strcmp(json_string_value(json_object_get(row, "state")), state);
+	json_decref(j);
+	return is;
+}
+
+static void loading_and_unloading_are_said(void)
+{
+	struct orders o = { .path = model_file("slow", 5), .loads = 50 };
+	struct apr *c = connect_to(&d);
+	struct apr_sampling s = { .set = APR_SET_IGNORE_EOS, .ignore_eos = 1 };
+	const struct apr_cqe *e;
+	uint64_t space[16];
+	struct apr_params p;
+	uint32_t id;
+	pthread_t t;
+
+	CU_ASSERT_EQUAL_FATAL(pthread_create(&t, NULL, give_orders, &o), 0);
+	bool seen = false;
+	while (!seen && !__atomic_load_n(&o.ended, __ATOMIC_ACQUIRE))
+		seen = slow_is("loading");
+	CU_ASSERT_TRUE(seen);
+	pthread_join(t, NULL);
+	CU_ASSERT_EQUAL(o.failed, 0);
+	CU_ASSERT_TRUE(slow_is("ready"));
+	CU_ASSERT_FALSE(slow_is("loading")); /* answered: over */
+	/* more tokens than its queue has room for: the request stands until they are read */
+	CU_ASSERT_EQUAL(apr_find_model(c, "slow", &id), 0);
+	struct apr_sqe *sqe = apr_get_sqe(c);
+	apr_prep_generate(c, sqe, "abc", 3, 600);
+	apr_params_init(&p, space, sizeof(space));
+	apr_params_sampling(&p, &s);
+	apr_sqe_params(c, sqe, &p);
+	sqe->model = id;
+	CU_ASSERT_EQUAL(apr_submit(c), 1);
+	CU_ASSERT_EQUAL(apr_wait_cqe_timeout(c, &e, 5000000), 0);
+	o = (struct orders){ .loads = 0 };
+	CU_ASSERT_EQUAL_FATAL(pthread_create(&t, NULL, give_orders, &o), 0);
+	for (int i = 0; i < 500 && !slow_is("unloading"); i++)
+		sleep_ms(5);
+	CU_ASSERT_TRUE(slow_is("unloading"));
+	while (!apr_wait_cqe_timeout(c, &e, 5000000)) {
+		int last = apr_cqe_last(e);
+		apr_cqe_seen(c, e);
+		if (last)
+			break;
+	}
+	pthread_join(t, NULL);
+	CU_ASSERT_EQUAL(o.failed, 0);
+	CU_ASSERT_FALSE(slow_is("unloading"));
 	apr_close(c);
 }
 
@@ -340,6 +428,7 @@ static const struct apr_test tests[] = {
 	{ "gguf_bad_files_are_refused", gguf_bad_files_are_refused, 0 },
 	{ "case18_nan_in_one_weight", case18_nan_in_one_weight, 0 },
 	{ "unload_waits_for_what_runs", unload_waits_for_what_runs, 0 },
+	{ "loading_and_unloading_are_said", loading_and_unloading_are_said, KEEPS_HEAP }, /* a thread's stack */
 	{ "cancel_a_session", cancel_a_session, 0 },
 	{ "client_sockets_take_no_orders", client_sockets_take_no_orders, 0 },
 	{ "log_and_others", log_and_others, 0 },

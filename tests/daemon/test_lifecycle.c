@@ -314,6 +314,33 @@ static void case46_worker_dies_another_comes(void)
 	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
 }
 
+/* A model that a restart does not find again: degraded, and status says why. */
+static void degraded_says_why(void)
+{
+	struct daemon d;
+	char two[200];
+	struct tiny_spec spec = { .n_embd = 64, .n_ff = 128, .n_heads = 2, .n_kv_heads = 1, .head_dim = 32, .seed = 9 };
+
+	snprintf(two, sizeof(two), "%s/goes.gguf", apr_test_tmpdir());
+	CU_ASSERT_EQUAL_FATAL(apr_test_write_tiny_model(two, &spec), 0);
+	CU_ASSERT_TRUE_FATAL(daemon_start(&d, "why", "-m", two, NULL));
+	json_t *j = status_of(&d);
+	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(j, "state_why")), "");
+	json_decref(j);
+	unlink(two);
+	kill((pid_t)status_number(&d, "worker_pid"), SIGKILL);
+	CU_ASSERT_TRUE(status_becomes(&d, "restarts", 1));
+	CU_ASSERT_TRUE(alive(&d)); /* welcomed: all were tried */
+	j = status_of(&d);
+	const char *why = json_string_value(json_object_get(j, "state_why"));
+	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(j, "state")), "degraded");
+	CU_ASSERT_PTR_NOT_NULL_FATAL(why);
+	CU_ASSERT_PTR_NOT_NULL(strstr(why, "restart 1"));
+	CU_ASSERT_PTR_NOT_NULL(strstr(why, "goes.gguf"));
+	json_decref(j);
+	CU_ASSERT_EQUAL(daemon_stop(&d), 0);
+}
+
 /*
  * Shared memory runs out: what is behind a memfd has no size to set here, so a limit
  * on file sizes stands in for the full tmpfs: the same fallocate fails, and where sizes
@@ -734,6 +761,7 @@ static const struct apr_test tests[] = {
 	{ "case39_threads_follow_affinity", case39_threads_follow_affinity, 0 },
 	{ "case40_idle_costs_nothing", case40_idle_costs_nothing, 0 },
 	{ "case46_worker_dies_another_comes", case46_worker_dies_another_comes, 0 },
+	{ "degraded_says_why", degraded_says_why, 0 },
 	{ "case25_full_shared_memory_is_refused", case25_full_shared_memory_is_refused, 0 },
 	{ "case38_nvml_wrong_or_absent", case38_nvml_wrong_or_absent, KEEPS_HEAP }, /* setenv */
 	{ "the_watchdog_is_fed_by_the_worker", the_watchdog_is_fed_by_the_worker, KEEPS_HEAP },

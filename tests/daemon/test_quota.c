@@ -95,6 +95,8 @@ static void tokens_a_minute(void)
 	CU_ASSERT_EQUAL(client_number("", "refused"), 1);
 	CU_ASSERT_EQUAL(client_number("", "tokens"), 800);
 	CU_ASSERT_EQUAL(client_number("web", "tokens"), 11);
+	CU_ASSERT_EQUAL(client_number("", "tokens_minute"), 800); /* of the last 60 seconds: all of it */
+	CU_ASSERT_EQUAL(client_number("web", "tokens_minute"), 11); /* counted without a limit too */
 	/* RELOAD takes it away from those who are there */
 	reload("");
 	CU_ASSERT_EQUAL(ask(c, 10, 1, 1, &r, err, sizeof(err)), 0);

@@ -48,7 +48,7 @@ static int resting(const char *name, long *bytes)
 	*bytes = 0;
 	json_array_foreach (json_object_get(j, "models"), i, row)
 		if (!strcmp(json_string_value(json_object_get(row, "name")), name))
-			v = json_is_true(json_object_get(row, "resting"));
+			v = !strcmp(json_string_value(json_object_get(row, "state")), "resting");
 	json_array_foreach (json_object_get(j, "memory"), i, row) {
 		const char *model = json_string_value(json_object_get(row, "model"));
 		if (model && !strcmp(model, name) && strcmp(json_string_value(json_object_get(row, "purpose")), "vocabulary") != 0)
