@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Owns: the verbs that change something: load, unload, drain, cancel. They use the admin socket alone. */
+/* Owns: the verbs that change something: load, unload, drain, cancel, reload. They use the admin socket alone. */
 #include "client/aprctl/ctl.h"
 #include <errno.h>
 #include <limits.h>
@@ -77,6 +77,13 @@ int cmd_drain(struct ctl *c)
 	return command(c, APR_FRAME_DRAIN,
 		       GIVEN(c, KEY_TIMEOUT) ? json_pack("{s:I}", "timeout_ms", (json_int_t)c->timeout_ms) : json_object(),
 		       "draining", -1);
+}
+
+int cmd_reload(struct ctl *c)
+{
+	if (c->n_args)
+		return ctl_usage(c, "reload takes no words");
+	return command(c, APR_FRAME_RELOAD, NULL, "read again: limits, times and log level are in force", 10000);
 }
 
 int cmd_cancel(struct ctl *c)

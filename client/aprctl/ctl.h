@@ -35,6 +35,7 @@ enum ctl_verb_id {
 	VERB_WARMUP,
 	VERB_DRAIN,
 	VERB_CANCEL,
+	VERB_RELOAD,
 	VERB_CONFIG,
 	VERB_METRICS,
 	VERB_CLIENTS,
@@ -196,6 +197,7 @@ int cmd_config(struct ctl *c), cmd_metrics(struct ctl *c), cmd_clients(struct ct
 int cmd_status(struct ctl *c), cmd_models(struct ctl *c), cmd_ping(struct ctl *c), cmd_generate(struct ctl *c), cmd_chat(struct ctl *c),
 	cmd_score(struct ctl *c), cmd_tokenize(struct ctl *c), cmd_detokenize(struct ctl *c), cmd_load(struct ctl *c),
 	cmd_unload(struct ctl *c), cmd_warmup(struct ctl *c), cmd_drain(struct ctl *c), cmd_cancel(struct ctl *c),
+	cmd_reload(struct ctl *c),
 	cmd_capture(struct ctl *c), cmd_replay(struct ctl *c), cmd_conform(struct ctl *c);
 
 #endif

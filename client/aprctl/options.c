@@ -70,6 +70,7 @@ const struct ctl_verb ctl_verbs[N_VERBS] = {
 	[VERB_WARMUP] = {"warmup", "", "run every recorded step once (admin)", cmd_warmup},
 	[VERB_DRAIN] = {"drain", "[--timeout SECONDS]", "finish what runs, then end (admin)", cmd_drain},
 	[VERB_CANCEL] = {"cancel", "SESSION [USER_DATA]", "cancel a session's requests (admin)", cmd_cancel},
+	[VERB_RELOAD] = {"reload", "", "read the configuration file again (admin)", cmd_reload},
 	[VERB_CONFIG] = {"config", "", "each setting, its value and where that came from (admin)", cmd_config},
 	[VERB_METRICS] = {"metrics", "", "figures in the Prometheus text format", cmd_metrics},
 	[VERB_CLIENTS] = {"clients", "", "who uses what, and what each may", cmd_clients},

@@ -468,6 +468,7 @@ void fake_admin_frame(struct fake *f, struct fake_client *c)
 		e = admin_unload(f, j, &why);
 		break;
 	case APR_FRAME_WARMUP:
+	case APR_FRAME_RELOAD:
 	case APR_FRAME_LOG:
 		break;
 	case APR_FRAME_DRAIN:

@@ -559,6 +559,10 @@ static void admin_verbs(void)
 	CU_ASSERT_EQUAL(CLI(&c, "unload", "second"), 0);
 	CU_ASSERT_EQUAL(CLI(&c, "unload", "second"), 1);
 	CU_ASSERT_EQUAL(CLI(&c, "warmup"), 0);
+	CU_ASSERT_EQUAL(CLI(&c, "reload"), 0);
+	CU_ASSERT_EQUAL(CLI(&c, "--json", "reload"), 0);
+	CU_ASSERT_STRING_EQUAL(c.out, "{}\n");
+	CU_ASSERT_EQUAL(CLI(&c, "reload", "x"), 2);
 	CU_ASSERT_EQUAL(CLI(&c, "cancel", "999999"), 1);
 	CU_ASSERT_EQUAL(CLI(&c, "--json", "models"), 0);
 	j = cli_json(&c);
