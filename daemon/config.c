@@ -133,9 +133,10 @@ static int check_who(cfg_t *cfg, cfg_opt_t *opt)
 	const char *name = cfg_title(cfg_opt_getnsec(opt, cfg_opt_size(opt) - 1));
 	uint32_t id;
 
-	if (id_of(name, !strcmp(opt->name, "group"), &id)) {
-		cfg_error(cfg, "%s: expected a name that is known here, or a number, not \"%s\"", opt->name, name ? name : "");
-	}
+	/* asked when the section is whole: the line is its last one */
+	if (id_of(name, !strcmp(opt->name, "group"), &id))
+		cfg_error(cfg, "%s: expected a name that is known here, or a number, not \"%s\" (of the section that ends here)",
+			  opt->name, name ? name : "");
 	return 0;
 }
 

@@ -280,7 +280,7 @@ static void bad_settings_are_refused(void)
 		{ "share-prefixes = some", "share-prefixes" },
 		{ "for-model \"x\" { share-prefixes = 1 }", "share-prefixes" },
 		{ "limits { weight = 0 }", "weight" },
-		{ "user \"no-such-user-here\" { weight = 2 }", "no-such-user-here" },
+		{ "user \"no-such-user-here\" { weight = 2 }", "no-such-user-here\" (of the section that ends here)" },
 		{ "group \"-1\" { weight = 2 }", "-1" },
 		{ "user \"0\" { kv-pages = -3 }", "kv-pages" },
 		{ "user \"0\" { all-regions = 1M }", "all-regions" },
