@@ -89,9 +89,12 @@ static int open_listeners(struct supervisor *s)
 	int n = sockets_passed(p, err, sizeof(err)), e = n < 0 ? n : 0;
 
 	const char *given = s->o->socket || s->o->n_listeners ? NULL : first_passed(p, n);
-	if (!e && given)
-		snprintf(path, sizeof(path), "%s", given);
-	else if (!e)
+	if (!e && given && strlen(given) < sizeof(path))
+		memcpy(path, given, strlen(given) + 1);
+	else if (!e && given) {
+		snprintf(err, sizeof(err), "%s: too long a path for a socket", given);
+		e = -ENAMETOOLONG;
+	} else if (!e)
 		e = sockets_default(s->o, path, sizeof(path), err, sizeof(err));
 
 	/* a listener of the file with the first path gives it its tenant, group and mode */

@@ -37,7 +37,8 @@ static inline uint64_t apr_hash_bytes(uint64_t seed, const void *data, size_t le
 		memcpy(w, p, 8);
 		lane[0] = apr_hash_mix(lane[0] ^ w[0], left);
 	}
-	memcpy(&tail, p, left);
+	if (left) /* nothing may be NULL */
+		memcpy(&tail, p, left);
 	lane[1] = apr_hash_mix(lane[1] ^ tail, len);
 	return apr_hash_mix(apr_hash_mix(lane[0], lane[1]), apr_hash_mix(lane[2], lane[3]));
 }
