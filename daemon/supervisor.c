@@ -92,7 +92,7 @@ static int open_listeners(struct supervisor *s)
 	if (!e && given && strlen(given) < sizeof(path))
 		memcpy(path, given, strlen(given) + 1);
 	else if (!e && given) {
-		snprintf(err, sizeof(err), "%s: too long a path for a socket", given);
+		snprintf(err, sizeof(err), "%.180s: too long a path for a socket", given);
 		e = -ENAMETOOLONG;
 	} else if (!e)
 		e = sockets_default(s->o, path, sizeof(path), err, sizeof(err));
