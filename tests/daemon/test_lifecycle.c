@@ -177,7 +177,10 @@ static void start_long(struct hand *h, const struct daemon *d)
 	struct apr_sqe gen = { .op = APR_OP_GENERATE, .user_data = 1, .in_len = 4, .max_tokens = 1900 };
 	struct apr_cqe e;
 
-	CU_ASSERT_EQUAL_FATAL(hand_open(h, d, NULL), 0);
+	int opened = hand_open(h, d, NULL);
+	if (opened)
+		fprintf(stderr, "  hand_open: %d (%s)\n", opened, h->why);
+	CU_ASSERT_EQUAL_FATAL(opened, 0);
 	gen.in_off = h->geo.req_arena_off;
 	gen.par_off = gen.in_off + 64;
 	gen.par_len = sizeof(par);
