@@ -179,7 +179,7 @@ static void start_long(struct hand *h, const struct daemon *d)
 
 	int opened = hand_open(h, d, NULL);
 	if (opened)
-		fprintf(stderr, "  hand_open: %d (%s)\n", opened, h->why);
+		fprintf(stderr, "  %s: hand_open: %d (%s)\n", d->sock, opened, h->why);
 	CU_ASSERT_EQUAL_FATAL(opened, 0);
 	gen.in_off = h->geo.req_arena_off;
 	gen.par_off = gen.in_off + 64;
@@ -223,11 +223,17 @@ static void case21_drain_lets_it_finish(void)
 	struct daemon d;
 	struct hand h;
 	unsigned tokens = 1;
+	char config[160];
 
-	CU_ASSERT_TRUE_FATAL(daemon_start(&d, "c21b", NULL));
+	/* time enough for 1,900 tokens under a sanitizer beside other suites */
+	snprintf(config, sizeof(config), "%s/patient.conf", apr_test_tmpdir());
+	FILE *f = fopen(config, "we");
+	fputs("drain-ms = 60000\n", f);
+	fclose(f);
+	CU_ASSERT_TRUE_FATAL(daemon_start(&d, "c21b", "--config", config, NULL));
 	start_long(&h, &d);
 	kill(d.pid, SIGTERM);
-	CU_ASSERT_EQUAL(hand_finish(&h, 1, NULL, &tokens, 5000), 0);
+	CU_ASSERT_EQUAL(hand_finish(&h, 1, NULL, &tokens, 60000), 0);
 	CU_ASSERT_EQUAL(tokens, 1900);
 	CU_ASSERT_EQUAL(daemon_wait(&d, 5), 0);
 	hand_close(&h);
@@ -591,7 +597,7 @@ static void speak(struct daemon *d, int expect_exit)
 	}
 	struct hand h;
 	start_long(&h, d);
-	CU_ASSERT_EQUAL(hand_finish(&h, 1, NULL, NULL, 10000), 0);
+	CU_ASSERT_EQUAL(hand_finish(&h, 1, NULL, NULL, 60000), 0);
 	hand_close(&h);
 	CU_ASSERT_EQUAL(daemon_stop(d), expect_exit);
 }
@@ -709,7 +715,7 @@ static void case40_idle_costs_nothing(void)
 	/* polling on, a session connected: the most that idleness could cost. 5 s stand for a minute */
 	CU_ASSERT_TRUE_FATAL(daemon_start(&d, "c40", "--poll", "always", NULL));
 	start_long(&h, &d);
-	CU_ASSERT_EQUAL(hand_finish(&h, 1, NULL, NULL, 10000), 0);
+	CU_ASSERT_EQUAL(hand_finish(&h, 1, NULL, NULL, 60000), 0);
 	pid_t worker = (pid_t)status_number(&d, "worker_pid");
 	sleep_ms(300);
 	double before = cpu_of(worker) + cpu_of(d.pid);
@@ -739,7 +745,7 @@ static void both_loops_serve(void)
 		CU_ASSERT_TRUE(!strcmp(name, loops[i]) || (why && *why));
 		json_decref(j);
 		start_long(&h, &d);
-		CU_ASSERT_EQUAL(hand_finish(&h, 1, NULL, NULL, 10000), 0);
+		CU_ASSERT_EQUAL(hand_finish(&h, 1, NULL, NULL, 60000), 0);
 		hand_close(&h);
 		CU_ASSERT_TRUE(status_becomes(&d, "sessions", 0));
 		CU_ASSERT_EQUAL(daemon_stop(&d), 0);
