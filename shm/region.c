@@ -194,6 +194,12 @@ static int allocate(int fd, size_t size)
 	return r ? -errno : 0;
 }
 
+/* Maps a memfd that this process has just made. A function of its own for tests/tsan.supp to name. */
+static void *map_new(int fd, size_t size, int prot)
+{
+	return mmap(NULL, size, prot, MAP_SHARED, fd, 0);
+}
+
 static void write_constants(struct apr_res_hdr *h, const struct apr_geometry *g, uint64_t epoch, uint64_t session)
 {
 	h->magic = APR_REGION_MAGIC;
@@ -233,7 +239,7 @@ int apr_region_create(struct apr_region *r, enum apr_fd_kind kind, const struct 
 	if (e)
 		goto fail;
 	/* FUTURE_WRITE forbids every later writable map, so the daemon's own comes first */
-	void *base = mmap(NULL, size, result ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+	void *base = map_new(fd, size, result ? PROT_READ | PROT_WRITE : PROT_READ);
 	if (base == MAP_FAILED) {
 		e = -errno;
 		goto fail;
@@ -343,7 +349,7 @@ int apr_bodyfd_create(const char *name, const void *data, size_t len, void (*fil
 	e = allocate(fd, len);
 	if (e)
 		goto fail;
-	void *base = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	void *base = map_new(fd, len, PROT_READ | PROT_WRITE);
 	if (base == MAP_FAILED) {
 		e = -errno;
 		goto fail;
