@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/cache_file.h"
 #include "engine/hash.h"
 #include "engine/internal.h"
 #include "kernels/cpu/pool.h"
@@ -21,7 +22,6 @@
 #define ALIGN 4096u
 #define MAGIC UINT64_C(0x314c4e4150525041) /* "APRPANL1" */
 #define PER_LAYER 7u
-#define WRITE_PIECE (UINT64_C(16) << 20)
 
 struct file_head { /* the first ALIGN bytes of a panel file; all little-endian as this machine is */
 	uint64_t magic;
@@ -275,71 +275,18 @@ static int map_file(struct apr_panels *p, const char *path, const struct file_he
 	return 0;
 }
 
-static int write_all(int fd, const void *data, uint64_t len)
-{
-	const uint8_t *p = data;
-
-	while (len) {
-		ssize_t n = write(fd, p, len < WRITE_PIECE ? len : WRITE_PIECE);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n < 0 ? -errno : -EIO;
-		p += n;
-		len -= (uint64_t)n;
-	}
-	return 0;
-}
-
-/* Written aside, synced, renamed: a reader sees a whole file or none. By large writes and not through a mapping: the
- * page cache then keeps it in large folios, which decode reads a tenth faster. */
+/* By large writes and not through a mapping: the page cache then keeps it in large folios, which decode reads a tenth
+ * faster. */
 static int store_file(const struct apr_panels *p, const char *path, const struct file_head *want)
 {
 	union {
 		struct file_head h;
 		uint8_t bytes[ALIGN];
 	} head = {.h = *want};
-	char tmp[4096];
-	int fd, rc;
 
-	if ((size_t)snprintf(tmp, sizeof tmp, "%s.%ld.new", path, (long)getpid()) >= sizeof tmp)
-		return -ENAMETOOLONG;
 	head.h.payload = apr_hash_bytes(want->layout, p->data, p->bytes);
 	head.h.self = head_hash(&head.h);
-	(void)unlink(tmp); /* of an earlier process of this number that died here */
-	fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	if (fd < 0)
-		return -errno;
-	rc = write_all(fd, head.bytes, sizeof head.bytes);
-	if (!rc)
-		rc = write_all(fd, p->data, p->bytes);
-	if (!rc && fsync(fd) < 0)
-		rc = -errno;
-	close(fd);
-	if (!rc && rename(tmp, path) < 0)
-		rc = -errno;
-	if (rc)
-		unlink(tmp);
-	return rc;
-}
-
-static int make_dir(const char *dir)
-{
-	char path[4096];
-	char *p;
-
-	if ((size_t)snprintf(path, sizeof path, "%s", dir) >= sizeof path)
-		return -ENAMETOOLONG;
-	for (p = path + 1; *p; p++) {
-		if (*p != '/')
-			continue;
-		*p = 0;
-		if (mkdir(path, 0700) < 0 && errno != EEXIST)
-			return -errno;
-		*p = '/';
-	}
-	return mkdir(path, 0700) < 0 && errno != EEXIST ? -errno : 0;
+	return apr_cache_write(path, head.bytes, sizeof head.bytes, p->data, p->bytes);
 }
 
 static int open_cached(struct apr_panels *p, const struct apr_panels_ask *a, char *err, size_t errlen)
@@ -348,13 +295,15 @@ static int open_cached(struct apr_panels *p, const struct apr_panels_ask *a, cha
 	char path[4096], name[48];
 	uint8_t *packed;
 	uint32_t i;
-	int rc = make_dir(a->cache_dir), fault;
+	int rc, fault;
 
 	memcpy(want.model, a->model->weights_hash, sizeof want.model);
 	for (i = 0; i < 16; i++)
 		snprintf(name + 2 * i, 3, "%02x", want.model[i]);
 	if ((size_t)snprintf(path, sizeof path, "%s/%s-%08x.panels", a->cache_dir, name, (unsigned)want.layout) >= sizeof path)
 		rc = -ENAMETOOLONG;
+	else
+		rc = apr_cache_folders(path);
 	if (!rc && map_file(p, path, &want, a) == 0) {
 		if (a->progress)
 			a->progress(a->progress_arg, 1.0);

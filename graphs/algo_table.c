@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/cache_file.h"
 #include "engine/hash.h"
 
 #define MAGIC UINT64_C(0x31474c4152505041) /* "APPRALG1", little-endian as this machine is */
@@ -83,40 +84,6 @@ void algo_table_free(struct algo_table *t)
 
 /* ---- the file ------------------------------------------------------------------------ */
 
-static int read_all(int fd, void *data, size_t len)
-{
-	uint8_t *p = data;
-
-	while (len) {
-		ssize_t n = read(fd, p, len);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n < 0 ? -errno : -EIO;
-		p += n;
-		len -= (size_t)n;
-	}
-	return 0;
-}
-
-static int write_all(int fd, const void *data, size_t len)
-{
-	const uint8_t *p = data;
-
-	while (len) {
-		ssize_t n = write(fd, p, len);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n < 0 ? -errno : -EIO;
-		p += n;
-		len -= (size_t)n;
-	}
-	return 0;
-}
-
 /* NULL, or what is wrong with a head of a file of len bytes. */
 static const char *fault_of(const struct file_head *h, const char *key, uint64_t len)
 {
@@ -140,7 +107,7 @@ static const char *take_entries(struct algo_table *t, int fd, const struct file_
 
 	if (!e)
 		return "out of memory for it";
-	if (read_all(fd, e, bytes))
+	if (apr_cache_read(fd, e, bytes))
 		fault = "not readable";
 	else if (apr_hash_bytes(HASH_SEED, e, bytes) != h->payload)
 		fault = "damaged";
@@ -165,7 +132,7 @@ int algo_table_read(struct algo_table *t, const char *path, char *why, size_t wh
 		snprintf(why, whylen, "%s", strerror(-rc));
 		return rc;
 	}
-	if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size >= (off_t)sizeof h && read_all(fd, &h, sizeof h) == 0)
+	if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size >= (off_t)sizeof h && apr_cache_read(fd, &h, sizeof h) == 0)
 		fault = fault_of(&h, t->key, (uint64_t)st.st_size);
 	if (!fault)
 		fault = take_entries(t, fd, &h);
@@ -176,54 +143,19 @@ int algo_table_read(struct algo_table *t, const char *path, char *why, size_t wh
 	return -EINVAL;
 }
 
-/* The folders above path */
-static int make_folders(const char *path)
-{
-	char dir[4096];
-	char *p;
-
-	if ((size_t)snprintf(dir, sizeof dir, "%s", path) >= sizeof dir)
-		return -ENAMETOOLONG;
-	for (p = dir + 1; *p; p++) {
-		if (*p != '/')
-			continue;
-		*p = 0;
-		if (mkdir(dir, 0700) < 0 && errno != EEXIST)
-			return -errno;
-		*p = '/';
-	}
-	return 0;
-}
-
 int algo_table_write(struct algo_table *t, const char *path)
 {
 	struct file_head h = {.magic = MAGIC, .n = t->n, .entry_bytes = sizeof *t->entry};
-	char tmp[4096];
-	int fd, rc;
+	size_t bytes = t->n * sizeof *t->entry;
+	int rc = apr_cache_folders(path);
 
-	if ((size_t)snprintf(tmp, sizeof tmp, "%s.%ld.new", path, (long)getpid()) >= sizeof tmp)
-		return -ENAMETOOLONG;
-	rc = make_folders(path);
 	if (rc)
 		return rc;
 	memcpy(h.key, t->key, sizeof h.key);
-	h.payload = apr_hash_bytes(HASH_SEED, t->entry, t->n * sizeof *t->entry);
+	h.payload = apr_hash_bytes(HASH_SEED, t->entry, bytes);
 	h.self = head_hash(&h);
-	(void)unlink(tmp); /* of an earlier process of this number that died here */
-	fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	if (fd < 0)
-		return -errno;
-	rc = write_all(fd, &h, sizeof h);
+	rc = apr_cache_write(path, &h, sizeof h, t->entry, bytes);
 	if (!rc)
-		rc = write_all(fd, t->entry, t->n * sizeof *t->entry);
-	if (!rc && fsync(fd) < 0)
-		rc = -errno;
-	close(fd);
-	if (!rc && rename(tmp, path) < 0)
-		rc = -errno;
-	if (rc)
-		unlink(tmp);
-	else
 		t->changed = false;
 	return rc;
 }

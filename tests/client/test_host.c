@@ -91,9 +91,6 @@ static int child_calls(struct apr *c, struct apr_sqe *sqe, const struct apr_cqe 
 
 static void case43_fork_in_mid_stream(void)
 {
-#ifdef __SANITIZE_THREAD__
-	SKIP("ThreadSanitizer supports no fork of a process with threads, and the fake daemon is one here");
-#endif
 	struct fake *f = start("{\"token_ms\":2,\"answers\":[{\"steps\":[{\"text\":\"t\",\"repeat\":60}]}]}");
 	struct apr *c = join(0);
 	const struct apr_cqe *q;
