@@ -47,10 +47,6 @@ template <int OFF> DEV void codes_operand(uint32_t g, uint32_t g8, uint32_t *a)
 	a[1] = hsub2_const(__byte_perm(g8, 0x64646464u, 0x4140), k);
 	a[3] = hsub2_const(__byte_perm(g8, 0x64646464u, 0x4342), k);
 }
-DEV uint32_t word_of(const uint4 &v, int i)
-{
-	return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
 DEV float low_half(uint32_t v)
 {
 	return __low2float(*(__half2 *)&v);
@@ -107,21 +103,7 @@ template <> struct Fragments<APR_TILE_Q4_K> {
 	}
 };
 
-template <> struct Fragments<APR_TILE_Q6_K> {
-	uint4 q[4], f[2], s0, s1;
-	uint32_t d;
-
-	__device__ __forceinline__ void load(uint32_t sp, uint32_t lane)
-	{
-#pragma unroll
-		for (int j = 0; j < 4; j++)
-			q[j] = lds128(sp + j * 512 + lane * 16);
-		f[0] = lds128(sp + 2048 + lane * 16);
-		f[1] = lds128(sp + 2560 + lane * 16);
-		s0 = lds128(sp + 3072 + (lane >> 2) * 16);
-		s1 = lds128(sp + 3072 + (lane >> 2) * 16 + 128);
-		d = lds32(sp + 3328 + (lane >> 2) * 4);
-	}
+template <> struct Fragments<APR_TILE_Q6_K> : TileQ6K {
 	static __device__ __forceinline__ float byte_of(const uint4 &s, int i)
 	{
 		return (float)(int8_t)(word_of(s, i >> 2) >> (8 * (i & 3)));

@@ -244,25 +244,7 @@ template <int R> struct Stage<APR_TILE_Q4_K, R> {
 	}
 };
 
-template <int R> struct Stage<APR_TILE_Q6_K, R> { /* one row tile at a time: two do not fit beside many columns */
-	uint4 q[4], f[2], s0, s1;
-	uint32_t d;
-
-	__device__ __forceinline__ void load(uint32_t sp, int lane)
-	{
-#pragma unroll
-		for (int j = 0; j < 4; j++)
-			q[j] = lds128(sp + j * 512 + lane * 16);
-		f[0] = lds128(sp + 2048 + lane * 16);
-		f[1] = lds128(sp + 2560 + lane * 16);
-		s0 = lds128(sp + 3072 + (lane >> 2) * 16);
-		s1 = lds128(sp + 3072 + (lane >> 2) * 16 + 128);
-		d = lds32(sp + 3328 + (lane >> 2) * 4);
-	}
-	static __device__ __forceinline__ uint32_t word(const uint4 &v, int i)
-	{
-		return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-	}
+template <int R> struct Stage<APR_TILE_Q6_K, R> : TileQ6K { /* one row tile at a time: two do not fit beside many columns */
 	template <int NTM> __device__ __forceinline__ void mul(const Acts<NTM> &x, uint32_t k, float (*acc)[4]) const
 	{
 		const int NT = Acts<NTM>::NT;
@@ -276,8 +258,8 @@ template <int R> struct Stage<APR_TILE_Q6_K, R> { /* one row tile at a time: two
 			blk[n][0] = blk[n][1] = blk[n][2] = blk[n][3] = 0.0f;
 #pragma unroll
 		for (int gi = 0; gi < 8; gi++) {
-			uint32_t w0 = word(q[gi >> 1], gi % 2 * 2), w1 = word(q[gi >> 1], gi % 2 * 2 + 1),
-					 w2 = word(f[gi >> 2], gi & 3);
+			uint32_t w0 = word_of(q[gi >> 1], gi % 2 * 2), w1 = word_of(q[gi >> 1], gi % 2 * 2 + 1),
+					 w2 = word_of(f[gi >> 2], gi & 3);
 
 #pragma unroll
 			for (int n = 0; n < NT; n++)
@@ -287,8 +269,8 @@ template <int R> struct Stage<APR_TILE_Q6_K, R> { /* one row tile at a time: two
 				uint32_t a[4], w = h ? w1 : w0;
 				uint32_t g = (w & 0x0f0f0f0fu) | ((h ? w2 : w2 << 4) & 0x30303030u);
 				uint32_t g8 = (w >> 4 & 0x0f0f0f0fu) | ((h ? w2 >> 2 : w2 << 2) & 0x30303030u);
-				float c0 = signed_byte(word(s0, gi >> 1), gi % 2 * 2 + h),
-					  c1 = signed_byte(word(s1, gi >> 1), gi % 2 * 2 + h);
+				float c0 = signed_byte(word_of(s0, gi >> 1), gi % 2 * 2 + h),
+					  c1 = signed_byte(word_of(s1, gi >> 1), gi % 2 * 2 + h);
 
 				bytes_operand<32>(g, g8, a);
 #pragma unroll

@@ -49,14 +49,14 @@ DEV float warp_amax(float s)
 {
 	return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(s)));
 }
-/* Sum over the block; red: ROW_WARPS floats of its own a call. All threads take part. */
-DEV float block_sum(float s, float *red)
+/* Sum over a block of WARPS; red: as many floats of its own a call. All threads take part. */
+template <int WARPS> DEV float block_sum(float s, float *red)
 {
 	s = warp_sum(s);
 	if ((threadIdx.x & 31) == 0)
 		red[threadIdx.x >> 5] = s;
 	__syncthreads();
-	return tree_sum<ROW_WARPS>(red, 1);
+	return tree_sum<WARPS>(red, 1);
 }
 DEV float sum_squares8(const float *v)
 {
@@ -123,7 +123,7 @@ template <int U, bool WAIT> DEV void row_add_norm(const add_norm_args &a, float 
 			s += sum_squares8(v[j]);
 	}
 	if (a.y && a.post.w) {
-		r = 1.0f / sqrtf(block_sum(s, red) / (float)a.n + a.post.eps);
+		r = 1.0f / sqrtf(block_sum<ROW_WARPS>(s, red) / (float)a.n + a.post.eps);
 #pragma unroll
 		for (int j = 0; j < U; j++) {
 			uint32_t i = (threadIdx.x + j * ROW_THREADS) * 8;
@@ -142,7 +142,7 @@ template <int U, bool WAIT> DEV void row_add_norm(const add_norm_args &a, float 
 #pragma unroll
 	for (int j = 0; j < U; j++)
 		s += sum_squares8(v[j]);
-	r = 1.0f / sqrtf(block_sum(s, red + ROW_WARPS) / (float)a.n + a.norm.eps);
+	r = 1.0f / sqrtf(block_sum<ROW_WARPS>(s, red + ROW_WARPS) / (float)a.n + a.norm.eps);
 #pragma unroll
 	for (int j = 0; j < U; j++) {
 		uint32_t i = (threadIdx.x + j * ROW_THREADS) * 8;

@@ -32,14 +32,6 @@ struct convert_args { /* a row comes from one of three */
 /* ---- a row over a block -------------------------------------------------------------------- */
 
 /* red: PREFILL_WARPS floats of its own a call. All threads take part. */
-DEV float row_sum(float v, float *red)
-{
-	v = warp_sum(v);
-	if ((threadIdx.x & 31) == 0)
-		red[threadIdx.x >> 5] = v;
-	__syncthreads();
-	return tree_sum<PREFILL_WARPS>(red, 1);
-}
 DEV float row_max(float v, float *red)
 {
 	v = warp_max(v);
@@ -171,7 +163,7 @@ template <int U> DEV void norm_row(const convert_args &c, uint32_t from, float r
 #pragma unroll
 		for (int j = 0; j < U; j++)
 			s += squares(v[j]);
-		s = 1.0f / sqrtf(row_sum(s, red) / (float)a.n + a.post.eps);
+		s = 1.0f / sqrtf(block_sum<PREFILL_WARPS>(s, red) / (float)a.n + a.post.eps);
 #pragma unroll
 		for (int j = 0; j < U; j++) {
 			const uint32_t i = (threadIdx.x + j * PREFILL_THREADS) * 4;
@@ -189,7 +181,7 @@ template <int U> DEV void norm_row(const convert_args &c, uint32_t from, float r
 			*(float4 *)(a.x_out + at + i) = v[j];
 		s += squares(v[j]);
 	}
-	s = 1.0f / sqrtf(row_sum(s, red + PREFILL_WARPS) / (float)a.n + a.norm.eps);
+	s = 1.0f / sqrtf(block_sum<PREFILL_WARPS>(s, red + PREFILL_WARPS) / (float)a.n + a.norm.eps);
 #pragma unroll
 	for (int j = 0; j < U; j++) {
 		const uint32_t i = (threadIdx.x + j * PREFILL_THREADS) * 4;

@@ -27,6 +27,7 @@
 
 #include "kernels/cuda/blocks.cuh"
 #include "kernels/cuda/ops_cuda.h"
+#include "kernels/cuda/ptx.cuh"
 
 HD constexpr uint32_t tile_k(uint32_t tile)
 {
@@ -312,5 +313,29 @@ HD float tile_value(uint32_t tile, const uint8_t *tiles, uint32_t n_in, uint32_t
 
 	return unpack_value(tile, tiles + at * tile_size(tile), p & 15, k % kt);
 }
+
+/* ---- a tile in registers ------------------------------------------------------------------ */
+
+DEV uint32_t word_of(const uint4 &v, int i)
+{
+	return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+/* A lane's part of a tile of APR_TILE_Q6_K */
+struct TileQ6K {
+	uint4 q[4], f[2], s0, s1; /* low four bits, high two; scales of rows g and g + 8 */
+	uint32_t d;               /* both rows' */
+
+	__device__ __forceinline__ void load(uint32_t sp, uint32_t lane)
+	{
+#pragma unroll
+		for (int j = 0; j < 4; j++)
+			q[j] = lds128(sp + j * 512 + lane * 16);
+		f[0] = lds128(sp + 2048 + lane * 16);
+		f[1] = lds128(sp + 2560 + lane * 16);
+		s0 = lds128(sp + 3072 + (lane >> 2) * 16);
+		s1 = lds128(sp + 3072 + (lane >> 2) * 16 + 128);
+		d = lds32(sp + 3328 + (lane >> 2) * 4);
+	}
+};
 
 #endif

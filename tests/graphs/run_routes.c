@@ -208,19 +208,6 @@ static void random_model(const char *dir, const char *which, const struct tiny_s
 	fflush(stdout);
 }
 
-/* Seconds of one job. */
-static double time_job(struct apr_engine *e, struct apr_loaded *m, uint32_t n_prompt, uint32_t n, uint64_t scope)
-{
-	struct drive_job j = run_pace_job(n_prompt, n, scope);
-	double t0 = run_now();
-
-	run_jobs(e, m, &j, 1, "pace");
-	run_check(j.n_tok == n, "every token", "pace");
-	t0 = run_now() - t0;
-	drive_done(&j, 1);
-	return t0;
-}
-
 /* ---- times ---------------------------------------------------------------------------------- */
 
 static int compare(const void *a, const void *b)
@@ -238,7 +225,7 @@ static void prefill_times(struct apr_engine *e, struct apr_loaded *m, const char
 
 	for (i = 0; i < sizeof prompt / sizeof *prompt; i++) {
 		for (k = 0; k < 7; k++)
-			t[k] = time_job(e, m, prompt[i], 1, 1000 + 10 * i + k) * 1e3;
+			t[k] = run_time_job(e, m, prompt[i], 1, 1000 + 10 * i + k) * 1e3;
 		qsort(t, 7, sizeof *t, compare);
 		printf("{\"bench\":\"prefill\",\"route\":\"%s\",\"rows\":%u,\"ms\":%.2f,\"least\":%.2f,\"most\":%.2f}\n", route,
 		       prompt[i], t[3], t[0], t[6]);

@@ -296,24 +296,11 @@ static void golden_text(struct apr_engine *e, struct apr_loaded *m, const json_t
 	free(all);
 }
 
-/* Seconds of one job. */
-static double time_job(struct apr_engine *e, struct apr_loaded *m, uint32_t n_prompt, uint32_t n, uint64_t scope)
-{
-	struct drive_job j = run_pace_job(n_prompt, n, scope);
-	double t0 = run_now();
-
-	run_jobs(e, m, &j, 1, "pace");
-	run_check(j.n_tok == n, "every token", "pace");
-	t0 = run_now() - t0;
-	drive_done(&j, 1);
-	return t0;
-}
-
 static double decode_rate(struct apr_engine *e, struct apr_loaded *m, uint32_t n_prompt, uint64_t scope)
 {
-	double first = time_job(e, m, n_prompt, 1, scope);
+	double first = run_time_job(e, m, n_prompt, 1, scope);
 
-	return 255 / (time_job(e, m, n_prompt, 256, scope + 1) - first);
+	return 255 / (run_time_job(e, m, n_prompt, 256, scope + 1) - first);
 }
 
 /* Not a bar: what a client of the engine sees, host and all. */
@@ -327,7 +314,7 @@ static void pace(struct apr_engine *e, struct apr_loaded *m)
 	for (i = 0; i < 2048; i++)
 		run_state.ids[i] = 100 + i % 3000;
 	for (i = 0; i < 3; i++)
-		printf("  first token of %u: %.2f ms\n", prompt[i], time_job(e, m, prompt[i], 1, 20 + i) * 1e3);
+		printf("  first token of %u: %.2f ms\n", prompt[i], run_time_job(e, m, prompt[i], 1, 20 + i) * 1e3);
 	for (i = 0; i < 6; i++) { /* by turns: the device's clock moves */
 		drive_one_step = i % 2;
 		printf("  decode at batch 1, %s in flight: %.1f tok/s\n", i % 2 ? "one step " : "two steps", decode_rate(e, m, 128, 25 + 2 * i));
@@ -358,7 +345,7 @@ static int pace_eagerly(struct apr_engine_config *cfg, const char *model)
 		printf("%s: %s\n", model, err);
 		return 1;
 	}
-	printf("  without graphs: first token of 128: %.2f ms, decode at batch 1: %.1f tok/s\n", time_job(e, m, 128, 1, 20) * 1e3,
+	printf("  without graphs: first token of 128: %.2f ms, decode at batch 1: %.1f tok/s\n", run_time_job(e, m, 128, 1, 20) * 1e3,
 	       decode_rate(e, m, 128, 25));
 	drive_close(e, m);
 	return 0;

@@ -107,6 +107,18 @@ struct drive_job run_pace_job(uint32_t n_prompt, uint32_t n, uint64_t scope)
 	                                .sampling = drive_greedy(), .ignore_eos = true, .scope = scope}};
 }
 
+double run_time_job(struct apr_engine *e, struct apr_loaded *m, uint32_t n_prompt, uint32_t n, uint64_t scope)
+{
+	struct drive_job j = run_pace_job(n_prompt, n, scope);
+	double t0 = run_now();
+
+	run_jobs(e, m, &j, 1, "pace");
+	run_check(j.n_tok == n, "every token", "pace");
+	t0 = run_now() - t0;
+	drive_done(&j, 1);
+	return t0;
+}
+
 void run_equal_bits(struct apr_engine *e, struct apr_loaded *m, const char *which)
 {
 	static const uint32_t chunk[] = {1, 63, 64, 65, 200};

@@ -42,6 +42,8 @@ struct drive_job run_gen_job(uint32_t n_prompt, uint32_t n, uint64_t seed, uint6
 struct drive_job run_pace_job(uint32_t n_prompt, uint32_t n, uint64_t scope); /* greedy, no log-probabilities */
 /* All to their ends; a failure of the engine is a miss. */
 void run_jobs(struct apr_engine *e, struct apr_loaded *m, struct drive_job *jobs, uint32_t n, const char *which);
+/* Seconds of one pace job; that it gave every token is a check. */
+double run_time_job(struct apr_engine *e, struct apr_loaded *m, uint32_t n_prompt, uint32_t n, uint64_t scope);
 /* Equal ids and bits, and some of them. */
 void run_same(const struct drive_job *a, const struct drive_job *b, const char *what, const char *which);
 /* One request alone, in chunks, among others, preempted, over a warm cache. */
